@@ -1,0 +1,13 @@
+"""The op contract and its providers. Importing this package defines every ``torch.ops.kunlun`` op."""
+
+from vllm_kunlun.ops import norm as _norm  # noqa: F401
+from vllm_kunlun.ops.contract import Case, Op, ops
+from vllm_kunlun.ops.providers.selection import OpRow, activate
+
+
+def table() -> list[OpRow]:
+    """Who serves each op in this process and why; activates the providers if that has not happened yet."""
+    return list(activate())
+
+
+__all__ = ["Case", "Op", "OpRow", "activate", "ops", "table"]

@@ -1,0 +1,1 @@
+"""The compiled host kernels: building, finding and loading the shared library."""

@@ -1,0 +1,1 @@
+"""Implementations of the op contract, one module each, and the choice between them."""
