@@ -1,0 +1,1 @@
+"""Attention backends: metadata once per step, one op per layer."""

@@ -1,0 +1,23 @@
+"""vLLM's layers with the op contract under them. No numerics here."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from torch import nn
+
+
+@cache
+def register() -> None:
+    """Registers the out-of-tree layers with vLLM, once per process."""
+    from vllm_kunlun.layers import activation, logits, norm, rotary
+
+    for module in (activation, logits, norm, rotary):
+        module.register()
+
+
+def use_ops(model: nn.Module) -> None:
+    """Hands the unquantized linear and embedding layers of a loaded model to the op contract."""
+    from vllm_kunlun.layers import linear
+
+    linear.use_ops(model)

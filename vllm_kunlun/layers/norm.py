@@ -1,0 +1,44 @@
+"""RMS norm layers."""
+
+from __future__ import annotations
+
+import torch
+from vllm.model_executor.custom_op import CustomOp
+from vllm.model_executor.layers.layernorm import GemmaRMSNorm, RMSNorm
+
+Normed = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+
+
+def _normalise(
+    x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, epsilon: float, offset: float
+) -> Normed:
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    if residual is None:
+        torch.ops.kunlun.rms_norm(out, x, weight, epsilon, offset)
+        return out
+    torch.ops.kunlun.fused_add_rms_norm(out, x, residual, weight, epsilon, offset)
+    return out, residual
+
+
+class KunlunRMSNorm(RMSNorm):
+    """out = x / rms(x) * weight; with a residual, the sum is normalised and returned too."""
+
+    def forward_oot(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> Normed:
+        """x, residual: [..., hidden_size]."""
+        if self.variance_size_override is not None or not self.has_weight:
+            return self.forward_native(x, residual)  # type: ignore[no-any-return]
+        return _normalise(x, residual, self.weight, self.variance_epsilon, 0.0)
+
+
+class KunlunGemmaRMSNorm(GemmaRMSNorm):
+    """As KunlunRMSNorm with weight + 1, as Gemma stores it."""
+
+    def forward_oot(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> Normed:
+        """x, residual: [..., hidden_size]."""
+        return _normalise(x, residual, self.weight, self.variance_epsilon, 1.0)
+
+
+def register() -> None:
+    """Registers both with vLLM."""
+    CustomOp.register_oot(KunlunRMSNorm, name="RMSNorm")
+    CustomOp.register_oot(KunlunGemmaRMSNorm, name="GemmaRMSNorm")

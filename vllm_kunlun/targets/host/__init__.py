@@ -1,0 +1,1 @@
+"""Driver of the host target: memory and threads of a plain x86 CPU."""

@@ -1,0 +1,23 @@
+"""The capability record of a target."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Profile:
+    """``torch_device`` and ``dispatch_key`` are torch's words, ``dist_backend`` is torch.distributed's.
+
+    ``dtypes`` are the model and KV cache types, preferred first; ``default_block_size`` is in tokens.
+    """
+
+    name: str
+    torch_device: str
+    dispatch_key: str
+    dist_backend: str
+    dtypes: tuple[torch.dtype, ...]
+    head_sizes: range
+    default_block_size: int

@@ -1,0 +1,84 @@
+"""The entries of the patch ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from vllm_kunlun.upstream.ledger import Patch, apply
+
+
+class Launcher:
+    """Stands in for a Triton kernel: ``kernel[grid](*args, **kwargs)`` calls a plain function."""
+
+    def __init__(self, function: Callable[..., None]) -> None:
+        self.function = function
+
+    def __getitem__(self, grid: Any) -> Callable[..., None]:
+        return self.function
+
+
+def _compute_slot_mapping(
+    num_tokens: int,
+    max_num_tokens: int,
+    query_start_loc: Any,
+    positions: Any,
+    block_table: Any,
+    block_table_stride: int,
+    block_size: int,
+    slot_mapping: Any,
+    *,
+    TOTAL_CP_WORLD_SIZE: int,
+    PAD_ID: int,
+    **launch_options: Any,
+) -> None:
+    import torch
+
+    if TOTAL_CP_WORLD_SIZE != 1:
+        raise NotImplementedError(
+            f"context parallelism over {TOTAL_CP_WORLD_SIZE} ranks was asked for, the host target has none;"
+            " drop --decode-context-parallel-size and --prefill-context-parallel-size"
+        )
+    torch.ops.kunlun.slot_mapping(
+        slot_mapping[:max_num_tokens], query_start_loc, positions[:num_tokens], block_table, block_size, PAD_ID
+    )
+
+
+def _do_nothing(*args: Any, **kwargs: Any) -> None:
+    """The host target has no accelerator to wait for and no device cache to empty."""
+
+
+SLOT_MAPPING = Patch(
+    target="vllm.v1.worker.block_table:_compute_slot_mapping_kernel",
+    reason="a Triton kernel without a hook for platforms that have no Triton",
+    distribution="vllm",
+    versions=">=0.25,<0.26",
+    test="tests/upstream/test_ledger.py::test_slot_mapping_kernel_still_needs_triton",
+    make=lambda original: Launcher(_compute_slot_mapping),
+)
+
+EMPTY_CACHE = Patch(
+    target="torch:accelerator.empty_cache",
+    reason="vLLM calls it without asking whether there is an accelerator, at shutdown and around graph capture",
+    distribution="torch",
+    versions=">=2.9",
+    test="tests/upstream/test_ledger.py::test_accelerator_calls_still_fail_without_accelerator",
+    make=lambda original: _do_nothing,
+)
+
+SYNCHRONIZE = Patch(
+    target="torch:accelerator.synchronize",
+    reason="vLLM's model runner calls it after profiling and for prompt log probabilities",
+    distribution="torch",
+    versions=">=2.9",
+    test="tests/upstream/test_ledger.py::test_accelerator_calls_still_fail_without_accelerator",
+    make=lambda original: _do_nothing,
+)
+
+HOST_PATCHES = (SLOT_MAPPING, EMPTY_CACHE, SYNCHRONIZE)
+
+
+def apply_host_patches() -> None:
+    """Applies what the host target needs, once per process."""
+    for patch in HOST_PATCHES:
+        apply(patch)

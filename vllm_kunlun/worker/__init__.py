@@ -1,0 +1,1 @@
+"""Workers and model runners: orchestration only."""

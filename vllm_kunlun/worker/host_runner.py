@@ -1,0 +1,65 @@
+"""Model runner of the host target: vLLM's, with host and device buffers shared and the plugin's layers in place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from vllm.config import VllmConfig
+from vllm.v1.kv_cache_interface import AttentionSpec
+from vllm.v1.utils import CpuGpuBuffer
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+from vllm_kunlun import layers
+from vllm_kunlun.sampling import build_sampler
+
+
+def _share(holder: Any) -> None:
+    """Makes the "device" half of each buffer the host half: on this target a copy between them moves nothing."""
+    for value in vars(holder).values():
+        if isinstance(value, CpuGpuBuffer):
+            value.gpu = value.cpu
+
+
+class HostModelRunner(GPUModelRunner):
+    """Runs one rank's model on the CPU."""
+
+    def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
+        super().__init__(vllm_config, device)
+        self.sampler = build_sampler(self.model_config.logprobs_mode)
+        _share(self)
+        self._share_input_batch()
+
+    def _share_input_batch(self) -> None:
+        for table in self.input_batch.block_table.block_tables:
+            _share(table)
+
+    def may_reinitialize_input_batch(self, *args: Any, **kwargs: Any) -> None:
+        """Buffers of an input batch that was made again for the resolved block sizes are shared again."""
+        super().may_reinitialize_input_batch(*args, **kwargs)
+        self._share_input_batch()
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        """Loads the model as vLLM does, then hands its linear and embedding layers to the op contract."""
+        super().load_model(*args, **kwargs)
+        layers.use_ops(self.model)
+
+    def _init_device_properties(self) -> None:
+        self.num_sms = 1
+
+    def _init_kv_zero_meta(self) -> None:
+        """Nothing to precompute: blocks are zeroed through the tensors themselves."""
+
+    def _zero_block_ids(self, block_ids: list[int]) -> None:
+        ids = torch.tensor(block_ids, dtype=torch.int64)
+        for group in self._kv_cache_spec_attn_group_iterator():
+            if isinstance(group.kv_cache_spec, AttentionSpec):
+                self._zero_blocks(group.layer_names, ids)
+
+    def _zero_blocks(self, layer_names: list[str], block_ids: torch.Tensor) -> None:
+        for name in layer_names:
+            cache = self.compilation_config.static_forward_context[name].kv_cache
+            torch.ops.kunlun.zero_blocks(cache, block_ids)
+
+    def _to_list(self, sampled_token_ids: torch.Tensor) -> list[list[int]]:
+        return sampled_token_ids.tolist()  # type: ignore[no-any-return]
