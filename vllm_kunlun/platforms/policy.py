@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
-from vllm.config import CompilationMode, CUDAGraphMode
 
 from vllm_kunlun.targets.host import threads
 from vllm_kunlun.targets.host.profile import HOST
@@ -16,6 +15,8 @@ from vllm_kunlun.targets.host.profile import HOST
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.attention.selector import AttentionSelectorConfig
+
+# vLLM's config modules import the current platform, so they are imported inside the rules, not here.
 
 logger = logging.getLogger("vllm.kunlun")
 
@@ -27,6 +28,8 @@ _WORKER = "vllm_kunlun.worker.host_worker.HostWorker"
 
 def no_compilation(config: VllmConfig) -> None:
     """Dynamo costs seconds at start and brings nothing where every op is a kernel of ours."""
+    from vllm.config import CompilationMode
+
     asked = config.compilation_config.mode
     if asked not in (None, CompilationMode.NONE) and not config.model_config.enforce_eager:
         logger.info("Compilation mode %s was resolved to NONE: the host target runs kernels directly", asked.name)
@@ -35,6 +38,8 @@ def no_compilation(config: VllmConfig) -> None:
 
 def no_graphs(config: VllmConfig) -> None:
     """The host target has no graph capture; an explicit request is answered in the log, not dropped silently."""
+    from vllm.config import CUDAGraphMode
+
     compilation = config.compilation_config
     if compilation.cudagraph_mode not in (None, CUDAGraphMode.NONE):
         logger.info("Graph mode %s was resolved to NONE: the host target runs eagerly", compilation.cudagraph_mode.name)

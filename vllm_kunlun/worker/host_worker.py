@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+from collections import Counter
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from importlib.metadata import version
 
 import torch
 from vllm.platforms import current_platform
@@ -27,6 +30,14 @@ logger = logging.getLogger("vllm.kunlun")
 _PROFILED_TOKENS = 512
 
 
+def _summary(rows: Sequence[ops.OpRow]) -> str:
+    """The one line that says what runs."""
+    served = Counter(f"{row.provider} ({row.instruction_set})" if row.provider == "host" else "torch" for row in rows)
+    providers = ", ".join(f"{count} ops by {provider}" for provider, count in served.most_common())
+    versions = f"vLLM {version('vllm')}, torch {torch.__version__}"
+    return f"Target host on {current_platform.get_device_name()}: {providers}; {versions}"
+
+
 class HostWorker(Worker):
     """Initialises threads and memory, loads the model, and runs steps."""
 
@@ -47,6 +58,8 @@ class HostWorker(Worker):
 
     def _start_threads(self) -> None:
         rows = ops.activate()
+        if self.rank == 0:
+            logger.info("%s", _summary(rows))
         plan = threads.plan(self.local_rank, self.parallel_config.local_world_size)
         if any(row.provider == "host" for row in rows):
             library.configure_threads(list(plan.cpus), plan.num_threads, envs.SPIN_US.get())
