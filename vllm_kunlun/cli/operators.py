@@ -1,0 +1,25 @@
+"""`vllm-kunlun ops`: which provider serves each op, and why."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+
+def show_ops(as_json: bool) -> None:
+    """Print the table of ops; imports torch and loads the kernels."""
+    from vllm_kunlun import ops
+
+    table = ops.table()
+    if as_json:
+        print(json.dumps([asdict(row) for row in table], indent=2))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    grid = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("op", "provider", "instruction set", "why"):
+        grid.add_column(title, overflow="fold")
+    for row in table:
+        grid.add_row(row.name, row.provider, row.instruction_set or "-", row.reason)
+    Console().print(grid)
