@@ -1,4 +1,4 @@
-"""Prints the lines of a lock whose packages are not installed: ``python requirements/missing.py requirements/host.txt``.
+"""Prints the lines of a lock whose packages are not installed: ``python missing.py requirements/host.txt``.
 
 For an environment that came with packages of its own, such as a vendor image: what is there stays as it is, whatever
 its version, and only what is missing gets added.
