@@ -1,0 +1,111 @@
+"""Each config rule alone, on the smallest config it reads."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+# vLLM resolves its platform on import; the rules are then importable in any order.
+from vllm.config import CompilationMode, CUDAGraphMode
+from vllm.v1.attention.selector import AttentionSelectorConfig
+
+from vllm_kunlun.platforms import policy
+from vllm_kunlun.platforms.kunlun import KunlunPlatform
+
+
+def config(**parts: dict[str, Any]) -> Any:
+    return SimpleNamespace(**{name: SimpleNamespace(**fields) for name, fields in parts.items()})
+
+
+def selector(**changes: Any) -> AttentionSelectorConfig:
+    plain = {"head_size": 64, "dtype": torch.bfloat16, "kv_cache_dtype": "auto", "block_size": 16}
+    return AttentionSelectorConfig(**{**plain, **changes})
+
+
+def test_compilation_is_resolved_to_none_and_said(caplog: pytest.LogCaptureFixture) -> None:
+    c = config(compilation_config={"mode": CompilationMode.VLLM_COMPILE}, model_config={"enforce_eager": False})
+    logging.getLogger("vllm").propagate = True
+    with caplog.at_level(logging.INFO, "vllm.kunlun"):
+        policy.no_compilation(c)
+    assert c.compilation_config.mode is CompilationMode.NONE
+    assert "VLLM_COMPILE was resolved to NONE" in caplog.text
+
+
+def test_graph_mode_is_resolved_to_none_and_said(caplog: pytest.LogCaptureFixture) -> None:
+    c = config(compilation_config={"cudagraph_mode": CUDAGraphMode.PIECEWISE, "cudagraph_capture_sizes": [1, 2]})
+    logging.getLogger("vllm").propagate = True
+    with caplog.at_level(logging.INFO, "vllm.kunlun"):
+        policy.no_graphs(c)
+    compilation = c.compilation_config
+    assert (compilation.cudagraph_mode, compilation.cudagraph_capture_sizes) == (CUDAGraphMode.NONE, [])
+    assert compilation.compile_sizes == []
+    assert "PIECEWISE was resolved to NONE" in caplog.text
+
+
+def test_fusion_passes_are_off() -> None:
+    passes = {"fuse_norm_quant": True, "enable_sp": True, "eliminate_noops": True, "fuse_gemm_comms": None}
+    c = SimpleNamespace(compilation_config=SimpleNamespace(pass_config=SimpleNamespace(**passes)))
+    policy.no_fusion_passes(c)
+    found = vars(c.compilation_config.pass_config)
+    assert found == {"fuse_norm_quant": False, "enable_sp": False, "eliminate_noops": True, "fuse_gemm_comms": None}
+
+
+@pytest.mark.parametrize(("before", "after"), [("auto", policy._WORKER), ("my.Worker", "my.Worker")])
+def test_worker_is_ours_unless_named(before: str, after: str) -> None:
+    c = config(parallel_config={"worker_cls": before})
+    policy.own_worker(c)
+    assert c.parallel_config.worker_cls == after
+
+
+@pytest.mark.parametrize(("specified", "size"), [(False, 32), (True, 128)])
+def test_block_size_is_the_users_when_given(specified: bool, size: int) -> None:
+    c = config(cache_config={"user_specified_block_size": specified, "block_size": 128})
+    policy.block_size(c)
+    assert c.cache_config.block_size == size
+
+
+def test_more_ranks_than_cpus_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_KUNLUN_CPU_BIND", "0,1")
+    with pytest.raises(ValueError, match="--tensor-parallel-size"):
+        policy.ranks_fit_cpus(config(parallel_config={"local_world_size": 64}))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float8_e4m3fn, torch.int8])
+def test_unsupported_dtype_names_the_supported_ones(dtype: torch.dtype) -> None:
+    with pytest.raises(ValueError, match=r"bfloat16, float16, float32\. Set --dtype"):
+        policy.supported_dtype(config(model_config={"dtype": dtype}))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_supported_dtypes_pass(dtype: torch.dtype) -> None:
+    policy.supported_dtype(config(model_config={"dtype": dtype}))
+
+
+def test_active_triton_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vllm.triton_utils.HAS_TRITON", True)
+    with pytest.raises(ValueError, match="Uninstall triton"):
+        policy.no_triton(config())
+
+
+def test_plain_attention_gets_our_backend() -> None:
+    assert KunlunPlatform.get_attn_backend_cls(None, selector(), 8) == policy._BACKEND
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"use_mla": True}, "MLA not supported"),
+        ({"use_sparse": True}, "sparse not supported"),
+        ({"head_size": 1024}, "head_size not supported"),
+        ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype not supported"),
+        ({"dtype": torch.float64}, "dtype not supported"),
+        ({"attn_type": "encoder_decoder"}, "attention type encoder_decoder not supported"),
+    ],
+)
+def test_attention_that_is_missing_is_named(changes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        KunlunPlatform.get_attn_backend_cls(None, selector(**changes), 8)
