@@ -130,8 +130,8 @@ class KunlunPlatform(Platform):
 
     @classmethod
     def get_punica_wrapper(cls) -> str:
-        """vLLM's torch implementation of LoRA."""
-        return "vllm.lora.punica_wrapper.punica_cpu.PunicaWrapperCPU"
+        """LoRA products, grouped by adapter."""
+        return "vllm_kunlun.lora.host_punica.HostPunicaWrapper"
 
     def is_sleep_mode_available(self) -> bool:
         """No device memory to give back."""
