@@ -1,0 +1,49 @@
+"""Fills the tables of the documentation from the code: a page says ``<!-- generated: NAME -->`` where one belongs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+MARKER = re.compile(r"<!-- generated: (\S+) -->")
+
+
+def environment_table() -> str:
+    """The environment variables, as `vllm-kunlun env --format md` prints them."""
+    from vllm_kunlun.cli.environment import as_markdown
+
+    return as_markdown()
+
+
+def ops_table() -> str:
+    """Every op of the contract with what it writes, its types and the number of generated cases per type."""
+    import torch
+
+    from vllm_kunlun import ops
+
+    lines = ["| op | writes | dtypes | cases per dtype |", "|---|---|---|---|"]
+    for name, op in sorted(ops.ops().items()):
+        dtypes = ", ".join(str(dtype).removeprefix("torch.") for dtype in op.dtypes)
+        cases = sum(1 for _ in op.cases(torch.Generator().manual_seed(0), op.dtypes[0]))
+        lines.append(f"| `{name}` | {', '.join(f'`{argument}`' for argument in op.mutated)} | {dtypes} | {cases} |")
+    return "\n".join(lines)
+
+
+def patches_table() -> str:
+    """The patch ledger: what is replaced, where, why, and the test that says when it can go."""
+    from vllm_kunlun.upstream.patches import HOST_PATCHES
+
+    lines = ["| target | applies to | reason | can go when this fails |", "|---|---|---|---|"]
+    for patch in HOST_PATCHES:
+        applies = f"{patch.distribution} {patch.versions}"
+        lines.append(f"| `{patch.target}` | {applies} | {patch.reason} | `{patch.test}` |")
+    return "\n".join(lines)
+
+
+TABLES: dict[str, Callable[[], str]] = {"env": environment_table, "ops": ops_table, "patches": patches_table}
+
+
+def on_page_markdown(markdown: str, **context: Any) -> str:
+    """Called by MkDocs for each page; an unknown name raises KeyError and fails the build."""
+    return MARKER.sub(lambda match: TABLES[match.group(1)](), markdown)
