@@ -60,7 +60,7 @@ class CommandLine:
     def value(self, *names: str) -> str | None:
         """Return the text of the last one of these flags, or the file's; None when there is none or it has no value."""
         found = None
-        for token, following in zip(self.arguments, (*self.arguments[1:], ""), strict=True):
+        for token, following in zip(self.arguments, (*self.arguments[1:], ""), strict=False):
             if flag_name(token) in names:
                 found = token.split("=", 1)[1] if "=" in token else following
         if found is None:

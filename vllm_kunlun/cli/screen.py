@@ -1,7 +1,8 @@
-"""What commands show on the terminal: results on stdout, errors and progress on stderr."""
+"""What commands show on the terminal: results on stdout, errors and remarks on stderr."""
 
 from __future__ import annotations
 
+import sys
 from typing import NoReturn
 
 import typer
@@ -13,11 +14,20 @@ class CommandError(Exception):
 
 def fail(message: str, code: int = 1) -> NoReturn:
     """Print one error and leave with `code`."""
-    typer.secho("error: ", fg=typer.colors.RED, bold=True, err=True, nl=False)
-    typer.echo(message, err=True)
+    _write_error(_styled("error:", fg=typer.colors.RED, bold=True) + f" {message}\n")
     raise SystemExit(code)
 
 
 def note(message: str) -> None:
-    """Print one remark to stderr."""
-    typer.secho(message, dim=True, err=True)
+    """Print one remark."""
+    _write_error(_styled(message, dim=True) + "\n")
+
+
+def _styled(text: str, **style: bool | str) -> str:
+    return typer.style(text, **style) if sys.stderr.isatty() else text  # type: ignore[arg-type]
+
+
+def _write_error(text: str) -> None:
+    """Write to stderr as text: vLLM replaces the stream's `write` by one that typer's `echo` does not get on with."""
+    sys.stderr.write(text)
+    sys.stderr.flush()
