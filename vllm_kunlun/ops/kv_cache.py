@@ -29,8 +29,8 @@ def split_cache(
 ) -> tuple[Tensor, Tensor]:
     """Key and value views, [num_blocks, num_kv_heads, block_size, head_size], of one tensor, for generated cases.
 
-    `layout`: ``halves`` of [num_blocks, Hk, block_size, 2·head_size] (the host target's), ``stacked`` [2, num_blocks, Hk,
-    block_size, head_size], or ``tokens`` of [num_blocks, 2, block_size, Hk, head_size].
+    `layout`: ``halves`` of [num_blocks, Hk, block_size, 2·head_size] (the host target's), ``stacked`` [2, num_blocks,
+    Hk, block_size, head_size], or ``tokens`` of [num_blocks, 2, block_size, Hk, head_size].
     """
     if layout == "halves":
         both = torch.full((num_blocks, num_kv_heads, block_size, 2 * head_size), _UNTOUCHED, dtype=dtype)
@@ -76,8 +76,8 @@ RESHAPE_AND_CACHE = define(
 """Writes the step's keys and values into the cache.
 
 ``key_cache``, ``value_cache``: [num_blocks, Hk, block_size, D], any strides but the last contiguous, of the type of
-``key``. ``key``, ``value``: [T, Hk, D]. ``slot_mapping``: int64 [≥ T]; token t goes to block slot // block_size at offset
-slot % block_size, a negative slot is skipped. Raises on a slot outside the cache.
+``key``. ``key``, ``value``: [T, Hk, D]. ``slot_mapping``: int64 [≥ T]; token t goes to block slot // block_size at
+offset slot % block_size, a negative slot is skipped. Raises on a slot outside the cache.
 """
 
 
@@ -128,8 +128,8 @@ def _mapping_cases(generator: torch.Generator, dtype: torch.dtype) -> Iterator[C
 SLOT_MAPPING = define(
     Op(
         name="slot_mapping",
-        schema="(Tensor(a!) out, Tensor query_start_loc, Tensor positions, Tensor block_table, int block_size, int pad_id)"
-        " -> ()",
+        schema="(Tensor(a!) out, Tensor query_start_loc, Tensor positions, Tensor block_table, int block_size,"
+        " int pad_id) -> ()",
         reference=_slot_mapping,
         cases=_mapping_cases,
         dtypes=(torch.float32,),
@@ -139,7 +139,8 @@ SLOT_MAPPING = define(
 """out[t] = block_table[request of t, positions[t] // block_size] · block_size + positions[t] % block_size.
 
 ``out``: int64 [max_tokens], ``pad_id`` from query_start_loc[-1] on. ``query_start_loc``: int32 [B+1] from 0.
-``positions``: int64 [≥ query_start_loc[-1]]. ``block_table``: int32 [≥ B, max_blocks]. Raises on a position outside the table.
+``positions``: int64 [≥ query_start_loc[-1]]. ``block_table``: int32 [≥ B, max_blocks]. Raises on a position outside the
+table.
 """
 
 
