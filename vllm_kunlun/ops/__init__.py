@@ -1,6 +1,7 @@
 """The op contract and its providers. Importing this package defines every ``torch.ops.kunlun`` op."""
 
 from vllm_kunlun.ops import activation as _activation  # noqa: F401
+from vllm_kunlun.ops import attention as _attention  # noqa: F401
 from vllm_kunlun.ops import kv_cache as _kv_cache  # noqa: F401
 from vllm_kunlun.ops import norm as _norm  # noqa: F401
 from vllm_kunlun.ops import rotary as _rotary  # noqa: F401
