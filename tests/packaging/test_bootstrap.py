@@ -226,6 +226,16 @@ def test_environment_that_lost_a_package_is_mended(ready: Checkout) -> None:
     assert "missing from" in ready.run("doctor").stderr
 
 
+def test_library_that_was_cut_short_is_noticed(ready: Checkout) -> None:
+    library = ready.venv / "lib/python3.11/site-packages/torch/lib/libtorch_cpu.so"
+    library.parent.mkdir(parents=True)
+    library.write_text("whole")
+    assert "damaged: mending it" in ready.run("doctor").stderr
+    assert ready.run("doctor").stderr == ""
+    library.write_text("who")
+    assert "damaged: mending it" in ready.run("doctor").stderr
+
+
 def test_environment_that_does_not_import_is_made_anew(ready: Checkout) -> None:
     (ready.venv / ".kunlun-stamp").unlink()
     python = ready.venv / "bin" / "python"
