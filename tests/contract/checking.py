@@ -28,7 +28,8 @@ def _clone(value: Any) -> Any:
 
 
 def _widen(value: Any) -> Any:
-    return value.float() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+    half = isinstance(value, torch.Tensor) and value.dtype in (torch.bfloat16, torch.float16)
+    return value.float() if half else value
 
 
 def _read_arguments(op: Op) -> set[str]:

@@ -5,6 +5,7 @@ from vllm_kunlun.ops import attention as _attention  # noqa: F401
 from vllm_kunlun.ops import kv_cache as _kv_cache  # noqa: F401
 from vllm_kunlun.ops import norm as _norm  # noqa: F401
 from vllm_kunlun.ops import rotary as _rotary  # noqa: F401
+from vllm_kunlun.ops import sampling as _sampling  # noqa: F401
 from vllm_kunlun.ops.contract import Case, Op, ops
 from vllm_kunlun.ops.providers.selection import OpRow, activate
 
