@@ -72,6 +72,6 @@ def test_config_file_that_cannot_be_read_is_an_error(tmp_path, content):
 
 
 def test_unknown_flags_get_the_most_similar_known_ones():
-    command = CommandLine(("--max-model-length", "5", "--port", "1", "--tensor-par", "2", "--zzz"))
-    known = ["--max-model-len", "--max-num-seqs", "--port", "--tensor-parallel-size"]
-    assert unknown_flags(command, known) == {"--max-model-length": ["--max-model-len"], "--zzz": []}
+    command = CommandLine(("--max-model-length", "5", "--port", "1", "--tensor-par", "2", "--bogus"))
+    known = ["--max-model-len", "--max-num-seqs", "--port", "--uds", "--host", "--tensor-parallel-size"]
+    assert unknown_flags(command, known) == {"--max-model-length": ["--max-model-len"], "--bogus": []}

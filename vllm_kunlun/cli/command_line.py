@@ -96,6 +96,10 @@ def _load_config(path: Path) -> dict[str, Any]:
 
 def unknown_flags(command: CommandLine, known: Iterable[str]) -> dict[str, list[str]]:
     """Map each flag of `command` that is not `known`, nor the start of a known one, to the most similar known ones."""
-    names = sorted(set(known))
-    strangers = [flag for flag in command.flags() if not any(name.startswith(flag) for name in names)]
-    return {flag: difflib.get_close_matches(flag, names, n=2, cutoff=0.6) for flag in strangers}
+    names = {name.lstrip("-"): name for name in sorted(known)}
+    strangers = [flag for flag in command.flags() if not any(name.startswith(flag) for name in names.values())]
+    return {flag: _similar(flag.lstrip("-"), names) for flag in strangers}
+
+
+def _similar(word: str, names: Mapping[str, str]) -> list[str]:
+    return [names[name] for name in difflib.get_close_matches(word, names, n=2, cutoff=0.7)]
