@@ -1,0 +1,29 @@
+"""The sampler that the model runner holds."""
+
+from __future__ import annotations
+
+import torch
+from vllm.config.model import LogprobsMode
+from vllm.v1.sample.sampler import Sampler
+
+from vllm_kunlun.sampling.topk_topp import KunlunTopKTopPSampler
+
+
+class KunlunSampler(Sampler):
+    """vLLM's sampler; greedy and random choice are ops."""
+
+    def __init__(self, logprobs_mode: LogprobsMode = "raw_logprobs") -> None:
+        super().__init__(logprobs_mode)
+        self.topk_topp_sampler = KunlunTopKTopPSampler(logprobs_mode)
+
+    @staticmethod
+    def greedy_sample(logits: torch.Tensor) -> torch.Tensor:
+        """First index of the greatest logit of each row, int64 [B]. logits: [B, V]."""
+        ids = torch.empty(logits.size(0), dtype=torch.int64, device=logits.device)
+        torch.ops.kunlun.argmax(ids, logits)
+        return ids
+
+
+def build_sampler(logprobs_mode: LogprobsMode) -> KunlunSampler:
+    """The sampler of a model runner. Noise is float64 always, so vLLM's ``use_fp64_gumbel`` has nothing to add."""
+    return KunlunSampler(logprobs_mode)
