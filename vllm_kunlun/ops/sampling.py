@@ -108,16 +108,16 @@ def _top_k_top_p_cases(generator: torch.Generator, dtype: torch.dtype) -> Iterat
     inputs = [(str(shape), _logits(shape, generator)) for shape in _SHAPES]
     inputs += [("strided", _strided(6, 700, generator))]
     for name, logits in inputs:
-        for setting, k, p in _k_and_p(*logits.shape, generator):
-            yield Case(f"{name} {setting}", dtype, {"logits": logits, "top_k": k, "top_p": p})
+        for setting, top_k, top_p in _k_and_p(logits.size(0), logits.size(1), generator):
+            yield Case(f"{name} {setting}", dtype, {"logits": logits, "top_k": top_k, "top_p": top_p})
     for vocab in (16, 4096):
         logits = _peculiar(vocab, generator)
         for value in (1, 5, 8, vocab):
             k = torch.full((logits.size(0),), value)
             # Multiples of 1/16, which make sums of equal probabilities exact.
-            for p in (0.0625, 0.5, 0.9375, 1.0):
-                top_p = torch.full((logits.size(0),), p)
-                yield Case(f"peculiar {vocab} k {value} p {p}", dtype, {"logits": logits, "top_k": k, "top_p": top_p})
+            for mass in (0.0625, 0.5, 0.9375, 1.0):
+                p = torch.full((logits.size(0),), mass)
+                yield Case(f"peculiar {vocab} k {value} p {mass}", dtype, {"logits": logits, "top_k": k, "top_p": p})
 
 
 def _min_p_cases(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Case]:
