@@ -14,7 +14,7 @@ from vllm_kunlun.cli.command_line import CommandLine
 from vllm_kunlun.cli.prechecks import Request
 from vllm_kunlun.cli.screen import CommandError
 from vllm_kunlun.platforms.probe import TargetChoice
-from vllm_kunlun.platforms.start_error import SHORT_ERRORS_MARK, StartError
+from vllm_kunlun.platforms.start_error import ERROR_FILE, StartError
 
 HOST = TargetChoice("host", True, "")
 INACTIVE = TargetChoice(None, False, "")
@@ -32,10 +32,12 @@ def vllm(monkeypatch):
 
     class Vllm:
         arguments = None
+        logged = ""
         end = None
 
     def main():
         Vllm.arguments = sys.argv[1:]
+        Path(os.environ[ERROR_FILE]).write_text(Vllm.logged)
         if Vllm.end is not None:
             raise Vllm.end
 
@@ -43,7 +45,7 @@ def vllm(monkeypatch):
     monkeypatch.setattr(serve, "current_choice", lambda: HOST)
     monkeypatch.setattr(prechecks, "CHECKS", ())
     monkeypatch.setattr(sys, "argv", ["vllm-kunlun"])
-    monkeypatch.setenv(SHORT_ERRORS_MARK, "")
+    monkeypatch.setenv(ERROR_FILE, "")
     monkeypatch.delenv("VLLM_LOGGING_LEVEL", raising=False)
     return Vllm
 
@@ -259,7 +261,6 @@ def test_vllm_gets_the_completed_command_line(vllm):
         serve.serve(["org/model", "--max-num-seqs", "8"])
     assert end.value.code == 0
     assert vllm.arguments == ["serve", "org/model", *ADDRESS, "--max-num-seqs", "8"]
-    assert os.environ[SHORT_ERRORS_MARK] == "1"
 
 
 def test_exit_code_of_vllm_is_kept(vllm):
@@ -280,6 +281,19 @@ def test_refusal_of_vllm_is_one_line_and_a_code(vllm, capsys, error):
         serve.serve(["org/model"])
     assert end.value.code == 1
     assert capsys.readouterr().err.startswith("error: lower --x\n")
+
+
+@pytest.mark.parametrize(
+    ("logged", "shown"), [("no room for the KV cache; lower --x", "no room"), ("", "what it logged above says why")]
+)
+def test_refusal_of_another_process_is_repeated_at_the_end(vllm, capsys, logged, shown):
+    vllm.logged = logged
+    vllm.end = RuntimeError("Engine core initialization failed. See root cause above.")
+    with pytest.raises(SystemExit) as end:
+        serve.serve(["org/model"])
+    assert end.value.code == 1
+    assert shown in capsys.readouterr().err
+    assert not Path(os.environ[ERROR_FILE]).exists()
 
 
 def test_bug_in_vllm_keeps_its_traceback(vllm):

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from vllm_kunlun.platforms import start_error
-from vllm_kunlun.platforms.start_error import ShortStartErrors, StartError, readable, short_message
+from vllm_kunlun.platforms.start_error import ShortStartErrors, StartError, is_echo, readable, refusal_message
 
 
 def raised(error, cause=None):
@@ -53,7 +53,7 @@ def validation_error():
     ],
 )
 def test_refusals_need_no_traceback(error, message):
-    assert short_message(error) == message
+    assert refusal_message(error) == message
 
 
 @pytest.mark.parametrize(
@@ -66,20 +66,38 @@ def test_refusals_need_no_traceback(error, message):
     ],
 )
 def test_bugs_keep_their_traceback(error):
-    assert short_message(error) is None
+    assert refusal_message(error) is None
 
 
 @pytest.mark.parametrize(
-    "text", ["Engine core initialization failed. See root cause above.", "WorkerProc initialization failed due to x"]
+    "text",
+    [
+        "Engine core initialization failed. See above.",
+        "WorkerProc initialization failed due to x",
+        "Worker failed with error 'x'",
+    ],
 )
-def test_echo_of_a_childs_failure_points_up(text):
-    assert "logged its error before this line" in short_message(raised(RuntimeError(text)))
+def test_echo_of_a_childs_failure_is_told_from_other_errors(text):
+    assert is_echo(raised(RuntimeError(text)))
+    assert not is_echo(raised(RuntimeError("a bug")))
+
+
+def test_echo_is_logged_without_its_traceback():
+    record = record_of(raised(RuntimeError("WorkerProc initialization failed due to an exception")))
+    assert ShortStartErrors().filter(record)
+    assert logging.Formatter().format(record) == "It failed. The error was logged before this line."
 
 
 def test_validation_error_is_cut_to_what_was_wrong():
     error = validation_error()
     assert readable(error) == "length: longer than the model's 8"
-    assert short_message(error) == readable(error)
+    assert refusal_message(error) == readable(error)
+
+
+@pytest.fixture
+def error_file(tmp_path, monkeypatch):
+    monkeypatch.setenv(start_error.ERROR_FILE, str(tmp_path / "error"))
+    return tmp_path / "error"
 
 
 def record_of(error):
@@ -88,10 +106,12 @@ def record_of(error):
     )
 
 
-def test_filter_replaces_the_traceback_by_the_message():
-    record = record_of(raised(StartError("100 GiB were asked for")))
-    assert ShortStartErrors().filter(record)
-    assert logging.Formatter().format(record) == "It failed. 100 GiB were asked for"
+def test_filter_replaces_the_traceback_by_the_message_and_keeps_the_first(error_file):
+    for message in ("100 GiB were asked for", "and then that"):
+        record = record_of(raised(StartError(message)))
+        assert ShortStartErrors().filter(record)
+        assert logging.Formatter().format(record) == f"It failed. {message}"
+    assert error_file.read_text() == "100 GiB were asked for"
 
 
 def test_filter_leaves_other_errors_alone():
@@ -100,11 +120,11 @@ def test_filter_leaves_other_errors_alone():
     assert "Traceback (most recent call last)" in logging.Formatter().format(record)
 
 
-@pytest.mark.parametrize(("mark", "level", "expected"), [("1", "INFO", 1), ("", "INFO", 0), ("1", "debug", 0)])
-def test_filter_is_installed_once_and_only_where_asked_for(monkeypatch, mark, level, expected):
+@pytest.mark.parametrize(("file", "level", "expected"), [("/x", "INFO", 1), ("", "INFO", 0), ("/x", "debug", 0)])
+def test_filter_is_installed_once_and_only_where_asked_for(monkeypatch, file, level, expected):
     handler = logging.NullHandler()
     monkeypatch.setattr(logging.getLogger("vllm"), "handlers", [handler])
-    monkeypatch.setenv(start_error.SHORT_ERRORS_MARK, mark)
+    monkeypatch.setenv(start_error.ERROR_FILE, file)
     monkeypatch.setenv("VLLM_LOGGING_LEVEL", level)
     for _ in range(3):
         start_error.shorten_start_errors()
@@ -133,10 +153,10 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize(("error", "has_traceback"), [("StartError('lower --x')", False), ("KeyError('bug')", True)])
-def test_child_process_ends_without_a_traceback_of_a_refusal(error, has_traceback):
+def test_child_process_ends_without_a_traceback_of_a_refusal(error, has_traceback, tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", CHILD.replace("ERROR", error)],
-        env={start_error.SHORT_ERRORS_MARK: "1"},
+        env={start_error.ERROR_FILE: str(tmp_path / "error")},
         capture_output=True,
         text=True,
         timeout=60,

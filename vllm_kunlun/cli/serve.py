@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -12,7 +13,7 @@ from vllm_kunlun.cli.command_line import CommandLine, unknown_flags
 from vllm_kunlun.cli.demo_model import prepare_demo_model
 from vllm_kunlun.cli.screen import CommandError, fail, note
 from vllm_kunlun.platforms.probe import current_choice
-from vllm_kunlun.platforms.start_error import SHORT_ERRORS_MARK, readable, short_message
+from vllm_kunlun.platforms.start_error import ERROR_FILE, is_echo, readable, refusal_message
 
 DEFAULT_ADDRESS = {"--host": "127.0.0.1", "--port": "8356"}
 _USAGE_ERROR = 2  # the exit code of argparse
@@ -99,17 +100,18 @@ def _import_vllm(load: Callable[[], Any]) -> Any:
 
 def _run(command: CommandLine, arguments: Sequence[str]) -> NoReturn:
     """Hand over to vLLM's command line and leave with its exit code."""
-    os.environ[SHORT_ERRORS_MARK] = "1"
     sys.argv = ["vllm", "serve", *arguments]
-    try:
-        _import_vllm(_vllm_main)()
-    except SystemExit as error:
-        _explain_usage_error(command, error)
-        raise
-    except KeyboardInterrupt:
-        raise SystemExit(_INTERRUPTED) from None
-    except (ValueError, OSError, RuntimeError) as error:
-        fail(_explain(error))
+    with tempfile.NamedTemporaryFile("r", prefix="vllm-kunlun-", suffix=".error", encoding="utf-8") as errors:
+        os.environ[ERROR_FILE] = errors.name
+        try:
+            _import_vllm(_vllm_main)()
+        except SystemExit as error:
+            _explain_usage_error(command, error)
+            raise
+        except KeyboardInterrupt:
+            raise SystemExit(_INTERRUPTED) from None
+        except (ValueError, OSError, RuntimeError) as error:
+            fail(_explain(error, errors.read()))
     raise SystemExit(0)
 
 
@@ -124,15 +126,17 @@ def _explain_usage_error(command: CommandLine, error: SystemExit) -> None:
     note("vllm-kunlun serve --help=WORD lists the flags that contain WORD, --help=all lists all.")
 
 
-def _explain(error: ValueError | OSError | RuntimeError) -> str:
+def _explain(error: ValueError | OSError | RuntimeError, logged: str) -> str:
     """Return one screen for an error that ended the start; raises it again where its traceback is needed.
 
-    A ValueError or OSError here is vLLM's or transformers' refusal of the model or the configuration; a RuntimeError
-    is not, unless it only repeats what a child process logged.
+    `logged` is the refusal that another process of the server logged, if one did. A ValueError or OSError of this
+    process is vLLM's or transformers' refusal of the model or the configuration; a RuntimeError is not.
     """
-    text = short_message(error)
-    if text is None and not isinstance(error, RuntimeError):
-        text = readable(error)
-    if text is None or os.environ.get("VLLM_LOGGING_LEVEL", "").upper() == "DEBUG":
+    if os.environ.get("VLLM_LOGGING_LEVEL", "").upper() == "DEBUG":
         raise error
-    return f"{text}\n(VLLM_LOGGING_LEVEL=DEBUG shows where this was raised.)"
+    text = refusal_message(error)
+    if text is None and is_echo(error):
+        return logged or "a process of the server failed; what it logged above says why"
+    if text is None and isinstance(error, RuntimeError):
+        raise error
+    return f"{text or readable(error)}\n(VLLM_LOGGING_LEVEL=DEBUG shows where this was raised.)"

@@ -2,7 +2,8 @@
 
 The engine and its workers are processes of their own: vLLM logs a failed start there with its traceback, which
 scrolls the one sentence that matters off the screen. `vllm-kunlun serve` therefore asks every process of the server,
-through an environment variable, to log such an error without its traceback. Other errors keep theirs.
+through an environment variable, to log such an error without its traceback and to leave its message in a file, from
+which the command line repeats it at the end. Other errors keep their traceback.
 """
 
 from __future__ import annotations
@@ -13,32 +14,44 @@ import multiprocessing
 import os
 import sys
 import traceback
+from pathlib import Path
 
-SHORT_ERRORS_MARK = "_VLLM_KUNLUN_SHORT_ERRORS"
-"""Set to 1 in the environment of a server that `vllm-kunlun serve` started."""
+ERROR_FILE = "_VLLM_KUNLUN_ERROR_FILE"
+"""Names, in the environment of a server that `vllm-kunlun serve` started, the file for the message."""
 
-_REFUSING_FILES = ("/vllm/config/", "/vllm/engine/arg_utils.py", "/vllm/v1/core/kv_cache_utils.py")
-_ECHOES = ("WorkerProc initialization failed", "Engine core initialization failed")
+_REFUSING_FILES = (
+    "/vllm/config/",
+    "/vllm/engine/arg_utils.py",
+    "/vllm/v1/core/kv_cache_utils.py",
+    "/vllm_kunlun/platforms/policy.py",
+    "/vllm_kunlun/targets/host/threads.py",
+    "/vllm_kunlun/worker/kv_budget.py",
+)
+"""Where a ValueError is a refusal of what was asked for, and not a bug."""
+
+_ECHOES = ("WorkerProc initialization failed", "Worker failed with error", "Engine core initialization failed")
 
 
 class StartError(ValueError):
     """The asked configuration cannot be started. The message says what was asked, what is wrong and what to do."""
 
 
-def short_message(error: BaseException) -> str | None:
-    """Return the text of an error that needs no traceback, or None for an error that does.
+def refusal_message(error: BaseException) -> str | None:
+    """Return the text of an error that refuses what was asked for; None for others, which need their traceback.
 
-    These need none: a StartError, or what was raised from one; a ValueError by which vLLM refuses a configuration;
-    and an error that only repeats that a child process failed, because that process logged the cause.
+    Refusals are a StartError, what was raised from one, and a ValueError of the modules that check configurations.
     """
     refusal = _start_error_behind(error)
     if refusal is not None:
         return str(refusal)
     if isinstance(error, ValueError) and _is_raised_by_config_checks(error):
         return readable(error)
-    if str(error).startswith(_ECHOES):
-        return "a process of the server did not start; it logged its error before this line"
     return None
+
+
+def is_echo(error: BaseException) -> bool:
+    """Tell whether `error` only repeats that a child process failed, which has logged why."""
+    return str(error).startswith(_ECHOES)
 
 
 def _start_error_behind(error: BaseException) -> StartError | None:
@@ -49,7 +62,7 @@ def _start_error_behind(error: BaseException) -> StartError | None:
 
 
 def _is_raised_by_config_checks(error: BaseException) -> bool:
-    """Tell whether vLLM's own checks of configuration and KV cache size raised `error` (pydantic may re-raise it)."""
+    """Tell whether a check of configuration or KV cache size raised `error` (pydantic may have raised it again)."""
     frames = traceback.extract_tb(error.__traceback__)
     if frames and any(place in frames[-1].filename for place in _REFUSING_FILES):
         return True
@@ -75,17 +88,33 @@ def _problem_text(message: str, location: tuple[str | int, ...]) -> str:
 
 
 class ShortStartErrors(logging.Filter):
-    """Logs a start error as one message without a traceback, and keeps its process from printing one as it ends."""
+    """Logs a refusal as one message without a traceback, and keeps its process from printing one as it ends."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Shorten `record` where it carries such an error; never drops one."""
+        """Shorten `record` where it carries a refusal or the echo of one; never drops one."""
         error = record.exc_info[1] if record.exc_info else None
-        message = None if error is None else short_message(error)
+        if error is None:
+            return True
+        message = refusal_message(error)
         if message is not None:
-            record.msg, record.args = f"{record.getMessage()} {message}", ()
-            record.exc_info = record.exc_text = None
-            _silence_process_traceback()
+            _keep_first(message)
+            _shorten(record, message)
+        elif is_echo(error):
+            _shorten(record, "The error was logged before this line.")
         return True
+
+
+def _shorten(record: logging.LogRecord, message: str) -> None:
+    record.msg, record.args = f"{record.getMessage()} {message}", ()
+    record.exc_info = record.exc_text = None
+    _silence_process_traceback()
+
+
+def _keep_first(message: str) -> None:
+    """Leave `message` for the command line, unless another process was first."""
+    with Path(os.environ[ERROR_FILE]).open("a", encoding="utf-8") as file:
+        if file.tell() == 0:
+            file.write(message)
 
 
 def _silence_process_traceback() -> None:
@@ -103,8 +132,8 @@ class _Silent(io.TextIOBase):
 
 
 def shorten_start_errors() -> None:
-    """Install the filter on the handlers of vLLM's logger, where the mark asks for it; more than once is harmless."""
-    if os.environ.get(SHORT_ERRORS_MARK) != "1" or os.environ.get("VLLM_LOGGING_LEVEL", "").upper() == "DEBUG":
+    """Install the filter on the handlers of vLLM's logger, where ERROR_FILE is set; more than once is harmless."""
+    if not os.environ.get(ERROR_FILE) or os.environ.get("VLLM_LOGGING_LEVEL", "").upper() == "DEBUG":
         return
     for handler in logging.getLogger("vllm").handlers:
         if not any(isinstance(entry, ShortStartErrors) for entry in handler.filters):
