@@ -20,7 +20,7 @@ P800 = replace(
     xpytorch="1.0.0.1",
     xpu_devices=("/dev/xpu0",),
     xpu_runtime="/opt/xre/so/libxpurt.so",
-    parts=frozenset({"p800"}),
+    implemented=frozenset({"p800"}),
 )
 GOOD = Facts(
     python="3.11.7",

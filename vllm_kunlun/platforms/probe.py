@@ -107,14 +107,14 @@ def p800_faults(machine: Machine) -> list[str]:
             f"the driver's runtime library {XPU_RUNTIME_LIBRARY} is not found: add its folder to LD_LIBRARY_PATH; "
             "in a container mount that folder first"
         )
-    if "p800" not in machine.parts:
+    if "p800" not in machine.implemented:
         faults.append("this release of vllm-kunlun has no p800 target yet: it serves on the CPU only")
     return faults
 
 
 def _emulated(machine: Machine) -> TargetChoice:
     reason = f"{SETTING}=emulated"
-    if "emulator" in machine.parts:
+    if "emulated" in machine.implemented:
         return TargetChoice("emulated", True, reason)
     return TargetChoice(
         "emulated",

@@ -1,4 +1,4 @@
-"""Version of this distribution and the versions of other packages it supports, as data."""
+"""Version of this distribution, and what this release supports: targets and versions of other packages, as data."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from itertools import zip_longest
 
 __version__ = "0.25.1.dev0"
+
+IMPLEMENTED_TARGETS = frozenset({"host"})
+"""Targets this release can run. Another one joins when a server runs on it, not when its first module is there."""
 
 
 def release_numbers(version: str) -> tuple[int, ...]:

@@ -34,7 +34,7 @@ def build_report(facts: Facts, findings: Iterable[Finding]) -> dict[str, Any]:
         "python": {"version": facts.python, "implementation": platform.python_implementation()},
         "system": system(),
         "cpu": cpu(Path("/proc/cpuinfo")),
-        "machine": {**asdict(facts.machine), "parts": sorted(facts.machine.parts)},
+        "machine": {**asdict(facts.machine), "implemented": sorted(facts.machine.implemented)},
         "target": asdict(facts.choice),
         "torch": asdict(facts.torch),
         "space": asdict(facts.space),
@@ -89,7 +89,7 @@ class Scrubber:
     def __init__(self, home: str, user: str, host: str) -> None:
         self._home = home.rstrip("/")
         self._user = user
-        self._hosts = [name for name in {host, host.split(".", maxsplit=1)[0]} if name not in ("", "localhost")]
+        self._hosts = [name for name in (host, host.split(".", maxsplit=1)[0]) if name not in ("", "localhost")]
 
     @classmethod
     def of_this_machine(cls) -> Scrubber:
