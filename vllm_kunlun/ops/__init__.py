@@ -2,7 +2,9 @@
 
 from vllm_kunlun.ops import activation as _activation  # noqa: F401
 from vllm_kunlun.ops import attention as _attention  # noqa: F401
+from vllm_kunlun.ops import embedding as _embedding  # noqa: F401
 from vllm_kunlun.ops import kv_cache as _kv_cache  # noqa: F401
+from vllm_kunlun.ops import linear as _linear  # noqa: F401
 from vllm_kunlun.ops import norm as _norm  # noqa: F401
 from vllm_kunlun.ops import rotary as _rotary  # noqa: F401
 from vllm_kunlun.ops import sampling as _sampling  # noqa: F401
