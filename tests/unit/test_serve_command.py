@@ -134,19 +134,44 @@ def test_checkpoint_folder_passes(tmp_path):
     prechecks.model_exists(request(checkpoint(tmp_path)))
 
 
-def test_hub_name_offline_is_refused_unless_cached(tmp_path, monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    from huggingface_hub import constants
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", "https://hub.invalid")
+    monkeypatch.setattr(prechecks, "getproxies", dict)
+    monkeypatch.delenv("VLLM_USE_MODELSCOPE", raising=False)
+    return constants
+
+
+def test_hub_name_offline_is_refused_unless_cached(hub, tmp_path, monkeypatch):
+    monkeypatch.setattr(hub, "HF_HUB_OFFLINE", True)
     with pytest.raises(CommandError, match="HF_HUB_OFFLINE is set"):
         prechecks.hub_model_is_reachable(request("org/model"))
-    (tmp_path / "models--org--model").mkdir()
+    (tmp_path / "hub/models--org--model").mkdir(parents=True)
     prechecks.hub_model_is_reachable(request("org/model"))
 
 
-def test_hub_name_online_is_left_to_vllm(monkeypatch):
-    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    monkeypatch.delenv("TRANSFORMERS_OFFLINE", raising=False)
+def test_hub_that_is_not_known_to_the_network_is_refused(hub):
+    with pytest.raises(CommandError, match=r"hub\.invalid is not known to this network"):
+        prechecks.hub_model_is_reachable(request("org/model"))
+
+
+def test_reachable_hub_is_left_to_vllm(hub, monkeypatch):
+    monkeypatch.setattr(hub, "ENDPOINT", "http://127.0.0.1:8080")
     prechecks.hub_model_is_reachable(request("org/model"))
+
+
+def test_hub_behind_a_proxy_is_left_to_vllm(hub, monkeypatch):
+    monkeypatch.setattr(prechecks, "getproxies", lambda: {"https": "http://proxy:3128"})
+    prechecks.hub_model_is_reachable(request("org/model"))
+
+
+def test_folder_needs_no_hub(hub, tmp_path):
+    prechecks.hub_model_is_reachable(request(str(tmp_path)))
 
 
 @pytest.fixture

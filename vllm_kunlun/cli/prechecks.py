@@ -10,6 +10,8 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 from vllm_kunlun.cli import checkpoint
 from vllm_kunlun.cli.command_line import CommandLine
@@ -54,24 +56,31 @@ def _nearest_existing(path: Path) -> str:
 
 
 def hub_model_is_reachable(request: Request) -> None:
-    """Refuse the name of a hub's model in offline mode when the local cache does not have it."""
-    if Path(request.model).exists() or not _is_offline():
+    """Refuse the name of a hub's model that is not in the local cache where the hub cannot be reached."""
+    if Path(request.model).exists() or os.environ.get("VLLM_USE_MODELSCOPE"):
         return
-    if not (_hub_cache() / f"models--{request.model.replace('/', '--')}").is_dir():
+    from huggingface_hub import constants
+
+    if (Path(constants.HF_HUB_CACHE) / f"models--{request.model.replace('/', '--')}").is_dir():
+        return
+    unreachable = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else _why_unresolved(constants.ENDPOINT)
+    if unreachable:
         raise CommandError(
-            f"{request.model} is neither a folder here nor in the model cache {_hub_cache()}, and HF_HUB_OFFLINE is "
-            "set. Give the folder of a checkpoint, or unset HF_HUB_OFFLINE to download it"
+            f"{request.model} is neither a folder here nor in the model cache {constants.HF_HUB_CACHE}, and "
+            f"{unreachable}, so that it cannot be downloaded. Give the folder of a checkpoint"
         )
 
 
-def _is_offline() -> bool:
-    values = (os.environ.get(name, "") for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
-    return any(value.upper() in ("1", "ON", "YES", "TRUE") for value in values)
-
-
-def _hub_cache() -> Path:
-    home = os.environ.get("HF_HOME") or Path.home() / ".cache/huggingface"
-    return Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub").expanduser()
+def _why_unresolved(endpoint: str) -> str | None:
+    """Say why the hub's address cannot be looked up; None when it can, or when a proxy does it."""
+    if getproxies():
+        return None
+    name = urlsplit(endpoint).hostname or endpoint
+    try:
+        socket.getaddrinfo(name, None)
+    except OSError as error:
+        return f"the model hub {name} is not known to this network ({error.strerror})"
+    return None
 
 
 def port_is_free(request: Request) -> None:
@@ -149,9 +158,9 @@ def weights_are_not_fp8(request: Request) -> None:
 
 CHECKS: tuple[Check, ...] = (
     model_exists,
-    hub_model_is_reachable,
-    port_is_free,
     ranks_fit_cpus,
     dtype_is_supported,
     weights_are_not_fp8,
+    port_is_free,
+    hub_model_is_reachable,  # last: it may ask the network
 )

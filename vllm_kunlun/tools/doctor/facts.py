@@ -7,7 +7,7 @@ import platform
 import shutil
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module, metadata
 from pathlib import Path
 
@@ -141,14 +141,14 @@ def kernel_facts() -> KernelFacts:
     from vllm_kunlun.ops.native import build
 
     tools = build.find_toolchain()
-    compiler = tools.compiler if tools is not None else None
-    path = build.library_path()
-    if not path.is_file():
-        return KernelFacts(None, compiler, build.missing_tools())
+    known = KernelFacts(None, tools.compiler if tools is not None else None, build.missing_tools())
     try:
-        return KernelFacts(str(path), compiler, build.missing_tools(), _count_providers())
+        path = build.library_path()
+        if not path.is_file():
+            return known
+        return replace(known, library=str(path), providers=_count_providers())
     except (RuntimeError, OSError) as error:
-        return KernelFacts(str(path), compiler, build.missing_tools(), error=str(error))
+        return replace(known, error=str(error))
 
 
 def _count_providers() -> dict[tuple[str, str], int]:
