@@ -20,6 +20,7 @@ PREFIX = "VLLM_KUNLUN_"
 
 TargetName = Literal["auto", "p800", "host", "emulated", "off"]
 ProviderName = Literal["auto", "host", "torch"]
+EmulatorGeneration = Literal["torch25", "torch29"]
 IsaName = Literal["auto", "generic", "avx2", "avx512", "amx"]
 CpuBind = Literal["auto", "none"] | tuple[int, ...]
 
@@ -124,6 +125,16 @@ def _cpu_range(item: str) -> range:
     return range(low, high + 1)
 
 
+def names(text: str) -> tuple[str, ...]:
+    """Parse a list of names separated by commas."""
+    items = tuple(item.strip() for item in text.split(","))
+    if not all(items):
+        raise ValueError("a name in the list is empty")
+    if len(set(items)) != len(items):
+        raise ValueError("a name is listed twice")
+    return items
+
+
 def absolute_path(text: str) -> Path:
     """Parse a directory: ``~`` is expanded; a relative path is refused because processes differ in their directory."""
     path = Path(text).expanduser()
@@ -198,7 +209,52 @@ CACHE_DIR: Variable[Path] = Variable(
     "Where prepared files are kept (demo model). Default: vllm-kunlun in $XDG_CACHE_HOME or in ~/.cache.",
 )
 
-VARIABLES: tuple[Variable[Any], ...] = (TARGET, OPS_PROVIDER, ISA, NUM_THREADS, CPU_BIND, SPIN_US, CACHE_DIR)
+EMULATOR_GENERATION: Variable[EmulatorGeneration] = Variable(
+    "VLLM_KUNLUN_EMULATOR_GENERATION",
+    "choice",
+    "torch25, torch29",
+    "torch29",
+    one_of("torch25", "torch29"),
+    "Which generation of the vendor's libraries the emulator plays.",
+)
+EMULATOR_FAULTS: Variable[tuple[str, ...]] = Variable(
+    "VLLM_KUNLUN_EMULATOR_FAULTS",
+    "list",
+    "names of known faults, separated by commas; name:parameter=value moves a threshold",
+    (),
+    names,
+    "Known faults of the vendor's libraries that the emulator reproduces; vllm-kunlun ops --contract lists them.",
+)
+EMULATOR_MISSING: Variable[tuple[str, ...]] = Variable(
+    "VLLM_KUNLUN_EMULATOR_MISSING",
+    "list",
+    "names of vendor ops, separated by commas",
+    (),
+    names,
+    "Vendor ops that the emulated libraries lack.",
+)
+EMULATOR_MEMORY_GIB: Variable[int] = Variable(
+    "VLLM_KUNLUN_EMULATOR_MEMORY_GIB",
+    "integer",
+    "1 to 96",
+    4,
+    integer(1, 96),
+    "Memory of the emulated card in GiB. It is this machine's memory that fills up.",
+)
+
+VARIABLES: tuple[Variable[Any], ...] = (
+    TARGET,
+    OPS_PROVIDER,
+    ISA,
+    NUM_THREADS,
+    CPU_BIND,
+    SPIN_US,
+    CACHE_DIR,
+    EMULATOR_GENERATION,
+    EMULATOR_FAULTS,
+    EMULATOR_MISSING,
+    EMULATOR_MEMORY_GIB,
+)
 
 
 @dataclass(frozen=True)
