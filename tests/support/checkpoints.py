@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    BloomConfig,
     Gemma2Config,
     Gemma3TextConfig,
     GlmConfig,
@@ -80,7 +81,13 @@ def _glm() -> PretrainedConfig:
 
 def _phi() -> PretrainedConfig:
     """Partial rotary embedding in halves, LayerNorm, GELU, no gate, parallel attention and feed-forward."""
-    return PhiConfig(**{**SMALL, "num_key_value_heads": 4}, partial_rotary_factor=0.5)
+    return PhiConfig(**{**SMALL, "num_key_value_heads": 4, "intermediate_size": 512}, partial_rotary_factor=0.5)
+
+
+def _bloom() -> PretrainedConfig:
+    """ALiBi instead of positions, LayerNorm also after the embedding, tied weights."""
+    sizes = {"vocab_size": SMALL["vocab_size"], "hidden_size": SMALL["hidden_size"], "n_layer": 2, "n_head": 4}
+    return BloomConfig(**sizes, bos_token_id=1, eos_token_id=2, pad_token_id=0)
 
 
 STRUCTURES: Mapping[str, Callable[[], PretrainedConfig]] = {
@@ -106,6 +113,7 @@ STRUCTURES: Mapping[str, Callable[[], PretrainedConfig]] = {
     "mistral-sliding-window": _mistral,
     "gemma2-softcap": _gemma2,
     "gemma3-qk-norm-window": _gemma3,
+    "bloom-alibi": _bloom,
     "glm-partial-rotary": _glm,
     "phi-partial-rotary": _phi,
 }
@@ -137,3 +145,14 @@ def save_checkpoint(config: PretrainedConfig, folder: Path, seed: int = 0) -> Pa
 
 def structure_checkpoint(name: str, folder: Path) -> Path:
     return save_checkpoint(STRUCTURES[name](), folder / name)
+
+
+@torch.no_grad()
+def sharp_checkpoint(folder: Path) -> Path:
+    """A tiny Llama whose logits spread as a trained model's do, so that its distributions are far from even."""
+    structure_checkpoint("llama-gqa", folder)
+    checkpoint = folder / "llama-gqa"
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    model.model.norm.weight *= 3.0
+    model.save_pretrained(checkpoint)
+    return checkpoint
