@@ -55,6 +55,16 @@ def test_peak_resident_sees_an_allocation_that_is_gone() -> None:
     assert memory.peak_resident() - before >= 60 << 20
 
 
+def test_zeros_on_demand_are_zero_writable_and_take_no_memory_until_written() -> None:
+    before = memory.resident()
+    tensor = memory.zeros_on_demand(1 << 30)
+    assert tensor.shape == (1 << 30,)
+    assert memory.resident() - before < 64 << 20
+    tensor[-5:] = 3
+    assert tensor[-6:].tolist() == [0, 3, 3, 3, 3, 3]
+    assert tensor.data_ptr() % 64 == 0
+
+
 def test_hardware_threads_of_one_core_count_once(tmp_path: Path) -> None:
     for cpu, siblings in enumerate(("0,2", "1,3", "0,2", "1,3")):
         folder = tmp_path / f"cpu{cpu}" / "topology"

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 # vLLM resolves its platform on import; the rules are then importable in any order.
-from vllm.config import CompilationMode, CUDAGraphMode
+from vllm.config import CacheConfig, CompilationMode, CUDAGraphMode
 from vllm.v1.attention.selector import AttentionSelectorConfig
 
 from vllm_kunlun.platforms import policy
@@ -109,3 +109,10 @@ def test_plain_attention_gets_our_backend() -> None:
 def test_attention_that_is_missing_is_named(changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         KunlunPlatform.get_attn_backend_cls(None, selector(**changes), 8)
+
+
+@pytest.mark.parametrize(("given", "used"), [(CacheConfig.gpu_memory_utilization, 0.5), (0.9, 0.9), (0.1, 0.1)])
+def test_default_memory_is_half_and_an_explicit_fraction_is_kept(given: float, used: float) -> None:
+    c = config(cache_config={"gpu_memory_utilization": given})
+    policy.share_the_machine(c)
+    assert c.cache_config.gpu_memory_utilization == used

@@ -74,6 +74,15 @@ def block_size(config: VllmConfig) -> None:
         config.cache_config.block_size = HOST.default_block_size
 
 
+def share_the_machine(config: VllmConfig) -> None:
+    """Half of the memory instead of vLLM's default, which is meant for a device that serves nothing else."""
+    from vllm.config import CacheConfig
+
+    cache = config.cache_config
+    if cache.gpu_memory_utilization == CacheConfig.gpu_memory_utilization:
+        cache.gpu_memory_utilization = HOST.default_memory_utilization
+
+
 def ranks_fit_cpus(config: VllmConfig) -> None:
     """Refuses more ranks than CPUs before any of them starts."""
     threads.plan(0, config.parallel_config.local_world_size)
@@ -117,6 +126,7 @@ RULES: tuple[Rule, ...] = (
     own_worker,
     synchronous_scheduling,
     block_size,
+    share_the_machine,
     cpu_profiler,
     spawned_workers,
 )

@@ -11,7 +11,8 @@ import torch
 class Profile:
     """``torch_device`` and ``dispatch_key`` are torch's words, ``dist_backend`` is torch.distributed's.
 
-    ``dtypes`` are the model and KV cache types, preferred first; ``default_block_size`` is in tokens.
+    ``dtypes`` are the model and KV cache types, preferred first; ``default_block_size`` is in tokens,
+    ``default_memory_utilization`` a fraction of the usable memory.
     """
 
     name: str
@@ -21,3 +22,4 @@ class Profile:
     dtypes: tuple[torch.dtype, ...]
     head_sizes: range
     default_block_size: int
+    default_memory_utilization: float

@@ -6,12 +6,13 @@ from typing import Any
 
 import torch
 from vllm.config import VllmConfig
-from vllm.v1.kv_cache_interface import AttentionSpec
+from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheConfig
 from vllm.v1.utils import CpuGpuBuffer
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from vllm_kunlun import layers
 from vllm_kunlun.sampling import build_sampler
+from vllm_kunlun.targets.host.memory import zeros_on_demand
 
 
 def _share(holder: Any) -> None:
@@ -43,6 +44,17 @@ class HostModelRunner(GPUModelRunner):
         """Loads the model as vLLM does, then hands its linear and embedding layers to the op contract."""
         super().load_model(*args, **kwargs)
         layers.use_ops(self.model)
+
+    def _allocate_kv_cache_tensors(self, kv_cache_config: KVCacheConfig) -> dict[str, torch.Tensor]:
+        """One zeroed int8 tensor per KV cache tensor, by layer name; tensors packed into one backing share it."""
+        entries = kv_cache_config.kv_cache_tensors
+        packed = [entry for entry in entries if entry.block_stride > 0]
+        backing = zeros_on_demand(packed[0].size) if packed else None
+        allocated: dict[str, torch.Tensor] = {}
+        for entry in entries:
+            tensor = backing if entry.block_stride > 0 else zeros_on_demand(entry.size)
+            allocated.update(dict.fromkeys(entry.shared_by, tensor))
+        return allocated
 
     def _init_device_properties(self) -> None:
         self.num_sms = 1

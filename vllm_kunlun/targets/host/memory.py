@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+import torch
 
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
 
@@ -83,3 +85,12 @@ def reset_peak_resident() -> None:
 def resident() -> int:
     """Resident size of this process."""
     return int(psutil.Process().memory_info().rss)
+
+
+def zeros_on_demand(size: int) -> torch.Tensor:
+    """int8 [size] of zeros whose pages the system hands out when they are first written.
+
+    `torch.zeros` writes every page, so that a KV cache would occupy all of its memory before the first request.
+    """
+    pages = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(pages, dtype=torch.int8, count=size) if size else torch.empty(0, dtype=torch.int8)

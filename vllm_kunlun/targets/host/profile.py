@@ -14,4 +14,5 @@ HOST = Profile(
     dtypes=(torch.bfloat16, torch.float16, torch.float32),
     head_sizes=range(1, 513),
     default_block_size=32,
+    default_memory_utilization=0.5,
 )
