@@ -141,7 +141,7 @@ void paged_attention(at::Tensor out, const at::Tensor& query, const at::Tensor& 
   a.window_left = window_left;
   a.window_right = causal ? 0 : -1;
   set_pages(op, a, key_cache, value_cache, block_table, seq_lens);
-  const BadBlock bad = attention_kernels_for(active_isa()).attention(a);
+  const BadBlock bad = best_attention_kernels().attention(a);
   TORCH_CHECK(!bad.found(), op, ": block_table[", bad.request, ", ", bad.column, "] is ", bad.id,
               ", but the cache has ", a.num_blocks, " blocks");
 }
@@ -165,7 +165,7 @@ void varlen_attention(at::Tensor out, const at::Tensor& query, const at::Tensor&
   a.value = packed_rows(value);
   a.window_left = window_left;
   a.window_right = causal ? 0 : window_right;
-  attention_kernels_for(active_isa()).attention(a);
+  best_attention_kernels().attention(a);
 }
 
 }  // namespace

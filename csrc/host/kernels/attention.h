@@ -19,4 +19,12 @@ struct AttentionKernels {
 
 KUNLUN_DECLARE_TABLE(AttentionKernels, attention_kernels)
 
+namespace amx {
+extern const AttentionKernels attention_kernels;
+}
+
+inline const AttentionKernels& best_attention_kernels() {
+  return active_isa() == Isa::kAmx ? amx::attention_kernels : attention_kernels_for(active_isa());
+}
+
 }  // namespace kunlun

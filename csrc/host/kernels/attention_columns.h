@@ -1,267 +1,159 @@
-// Flash attention of a block of columns (query rows times the heads of one KV head's group) against a range of keys.
-// Logits are held transposed, [keys][columns]: the columns are the vector lanes, so the softmax over keys needs no
-// horizontal operation, and head sizes need not divide the vector length.
+// Flash attention (Dao et al., 2022) of a block of columns, that is query rows times the heads of one KV head's group,
+// against a range of keys. Logits are held transposed, [keys][columns]: the columns are the vector lanes, so the softmax
+// over the keys needs no horizontal operation and head sizes need not divide the vector length. Columns are worked on in
+// groups, so that a group's logits, weights and results stay in the first-level cache.
 #pragma once
 
 #include <algorithm>
 #include <cstring>
 
 #include "core/scratch.h"
-#include "kernels/attention.h"
-#include "kernels/attention_math.h"
+#include "kernels/attention_input.h"
+#include "kernels/attention_tiles.h"
 
 namespace kunlun::KUNLUN_ISA {
 
-constexpr int64_t kTileKeys = 64;
-constexpr float kNoLogit = -1e30f;  // the running maximum before any key was seen
+// Results are rescaled only when the maximum has grown by this many powers of two: float32 has room to spare.
+constexpr float kRescaleAt = 8.0f;
 
-// How one element type is multiplied: MathOf<T, true> is for even head sizes.
-template <typename T, bool kEven>
-struct MathOf {
-  using type = FloatMath;
-};
-#if defined(__AVX512BF16__)
-template <>
-struct MathOf<bf16, true> {
-  using type = PairMath;
-};
-#endif
-
-// Row pointers of consecutive keys of one request and KV head.
-class KeyReader {
- public:
-  KeyReader(const AttentionArgs& args, const AttentionItem& item) : args_(args), item_(item) {}
-
-  // Pointers to the rows of keys [first, first + n). An id outside the cache is reported and read as block 0.
-  template <typename T>
-  void rows(const KvRows& source, int64_t first, int64_t n, const T** to, BadBlock& bad) const {
-    const T* base = static_cast<const T*>(source.data) + item_.kv_head * source.head;
-    if (args_.block_table == nullptr) {
-      first += args_.key_start[item_.request];
-      for (int64_t i = 0; i < n; ++i) to[i] = base + (first + i) * source.slot;
-      return;
-    }
-    for (int64_t i = 0; i < n;) {
-      const int64_t column = (first + i) / args_.block_size;
-      const T* block = base + block_id(column, bad) * source.block;
-      const int64_t end = std::min(n, (column + 1) * args_.block_size - first);
-      for (; i < end; ++i) to[i] = block + (first + i - column * args_.block_size) * source.slot;
-    }
-  }
-
- private:
-  int64_t block_id(int64_t column, BadBlock& bad) const {
-    const int64_t id = args_.block_table[item_.request * args_.table_stride + column];
-    if (id >= 0 && id < args_.num_blocks) return id;
-    bad = {item_.request, column, id};
-    return 0;
-  }
-
-  const AttentionArgs& args_;
-  const AttentionItem& item_;
-};
-
-// Per column: the range of keys it sees, its running maximum and sum (in powers of two), its correction.
-struct ColumnState {
-  int32_t *begin, *end, *position;
-  float *most, *sum, *correction, *slope;
-};
-
-template <typename Math>
-struct ColumnBuffers {
-  using Unit = typename Math::Unit;
-  Unit *query, *keys, *values, *weights;
-  float *logits, *result, *rows;
-  ColumnState state;
-};
-
-// Cuts one piece of memory into the buffers; called with nullptr it tells the size.
-class Carver {
- public:
-  explicit Carver(char* base) : base_(base) {}
-  template <typename T>
-  T* take(int64_t count) {
-    T* out = base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + used_);
-    used_ += (static_cast<size_t>(count) * sizeof(T) + 63) / 64 * 64;
-    return out;
-  }
-  size_t used() const { return used_; }
-
- private:
-  char* base_;
-  size_t used_ = 0;
-};
-
-template <typename Math>
-size_t carve(ColumnBuffers<Math>& b, char* memory, int64_t columns, int64_t head_size) {
-  using Unit = typename Math::Unit;
-  Carver c(memory);
-  b.query = c.take<Unit>(columns * head_size);
-  b.keys = c.take<Unit>(kTileKeys * head_size);
-  b.values = c.take<Unit>(kTileKeys * head_size);
-  b.weights = c.take<Unit>(kTileKeys * columns);
-  b.logits = c.take<float>(kTileKeys * columns);
-  b.result = c.take<float>(columns * head_size);
-  b.rows = c.take<float>(columns * head_size);
-  ColumnState& s = b.state;
-  for (int32_t** field : {&s.begin, &s.end, &s.position}) *field = c.take<int32_t>(columns);
-  for (float** field : {&s.most, &s.sum, &s.correction, &s.slope}) *field = c.take<float>(columns);
-  return c.used();
-}
-
-template <typename T, typename Math>
+template <typename T, typename Tiles>
 class ColumnAttention {
  public:
-  using Unit = typename Math::Unit;
+  using Unit = typename Tiles::Unit;
+  static constexpr int64_t kGroup = Tiles::kGroup;
 
   ColumnAttention(const AttentionArgs& args, const AttentionItem& item, Scratch& scratch)
-      : a_(args), item_(item), reader_(args, item), group_(args.heads / args.kv_heads) {
-    columns_ = (item.columns + kLanes - 1) / kLanes * kLanes;
-    ColumnBuffers<Math> sizes;
-    const size_t bytes = carve(sizes, nullptr, columns_, a_.head_size);
-    carve(b_, static_cast<char*>(scratch.reserve(bytes)), columns_, a_.head_size);
+      : in_(args, item), tiles_(args.head_size), groups_((item.columns + kGroup - 1) / kGroup) {
+    multiplier_ = args.scale * kLog2e;
+    carve(scratch.reserve(carve(nullptr)));
   }
 
-  // Writes the item's rows of the output, or its partial results: [rows, head_size], and a maximum and a sum a row.
-  BadBlock run(float* partial, float* partial_stats) {
-    start_columns();
-    pack_query();
-    bool first = true;
-    for (int64_t key = item_.key_begin; key < item_.key_end; key += kTileKeys, first = false) {
-      tile(key, std::min<int64_t>(kTileKeys, item_.key_end - key), first);
+  // Returns the last block id that lay outside the cache.
+  BadBlock run(const Partials& partials) {
+    for (int64_t g = 0; g < groups_; ++g) start(group(g));
+    for (int64_t key = in_.item.key_begin; key < in_.item.key_end; key += kTileKeys) {
+      tile(key, std::min<int64_t>(kTileKeys, in_.item.key_end - key));
     }
-    if (first) std::memset(b_.result, 0, sizeof(float) * static_cast<size_t>(columns_ * a_.head_size));
-    partial == nullptr ? write_out() : write_partial(partial, partial_stats);
-    return bad_;
+    for (int64_t g = 0; g < groups_; ++g) finish(group(g), partials);
+    return in_.bad;
   }
 
  private:
-  int64_t row_of(int64_t column) const { return (item_.column + column) / group_; }
-  int64_t head_of(int64_t column) const { return item_.kv_head * group_ + (item_.column + column) % group_; }
+  // A group's buffers. The state is a value a column: keys [begin, end) are seen; `most` and `sum` are the running
+  // maximum and sum of the softmax, logits being powers of two.
+  struct Group {
+    int64_t first, count, vectors;
+    Unit* query;
+    float *result, *most, *sum, *slope;
+    int32_t *begin, *end, *position;
+  };
 
-  void start_columns() {
-    const int64_t keys = a_.seq_lens != nullptr ? a_.seq_lens[item_.request]
-                                                : a_.key_start[item_.request + 1] - a_.key_start[item_.request];
-    const int64_t offset = keys - (a_.query_start[item_.request + 1] - a_.query_start[item_.request]);
-    for (int64_t c = 0; c < columns_; ++c) {
-      const int64_t column = std::min<int64_t>(c, item_.columns - 1);
-      const int64_t position = offset + row_of(column);
-      ColumnState& s = b_.state;
-      s.position[c] = static_cast<int32_t>(position);
-      s.begin[c] = static_cast<int32_t>(a_.window_left < 0 ? 0 : std::max<int64_t>(0, position - a_.window_left));
-      const int64_t end = a_.window_right < 0 ? keys : std::min(keys, position + a_.window_right + 1);
-      s.end[c] = static_cast<int32_t>(end);
-      const bool sink = a_.sinks != nullptr && item_.first_piece;
-      s.most[c] = sink ? a_.sinks[head_of(column)] * kLog2e : kNoLogit;
-      s.sum[c] = sink ? 1.0f : 0.0f;
-      s.slope[c] = a_.alibi != nullptr ? a_.alibi[head_of(column)] * kLog2e : 0.0f;
+  size_t carve(void* memory) {
+    Carver c(memory);
+    const int64_t columns = groups_ * kGroup;
+    c.take(query_, columns * tiles_.query_units());
+    c.take(result_, columns * tiles_.result_rows());
+    c.take(keys_, tiles_.key_units());
+    c.take(values_, tiles_.value_units());
+    c.take(weights_, kTileKeys * kGroup);
+    c.take(logits_, kTileKeys * kGroup);
+    c.take(rows_, kGroup * std::max(tiles_.query_units(), in_.args.head_size));
+    c.take(floats_, 3 * columns);
+    c.take(ints_, 3 * columns);
+    return c.used();
+  }
+
+  Group group(int64_t g) const {
+    const int64_t first = g * kGroup, count = std::min<int64_t>(kGroup, in_.item.columns - first);
+    float* floats = floats_ + 3 * first;
+    int32_t* ints = ints_ + 3 * first;
+    return {first,
+            count,
+            (count + kLanes - 1) / kLanes,
+            query_ + first * tiles_.query_units(),
+            result_ + first * tiles_.result_rows(),
+            floats,
+            floats + kGroup,
+            floats + 2 * kGroup,
+            ints,
+            ints + kGroup,
+            ints + 2 * kGroup};
+  }
+
+  void start(const Group& g) {
+    for (int64_t c = 0; c < g.vectors * kLanes; ++c) {
+      const int64_t column = g.first + std::min(c, g.count - 1);  // lanes without a column repeat the last one
+      const int64_t position = in_.position_of(column), head = in_.head_of(column);
+      g.position[c] = static_cast<int32_t>(position);
+      g.begin[c] = static_cast<int32_t>(in_.begin_at(position));
+      g.end[c] = static_cast<int32_t>(in_.end_at(position));
+      g.most[c] = in_.has_sink() ? in_.args.sinks[head] * kLog2e : kNoLogit;
+      g.sum[c] = in_.has_sink() ? 1.0f : 0.0f;
+      g.slope[c] = in_.args.alibi != nullptr ? in_.args.alibi[head] * kLog2e : 0.0f;
     }
+    std::memset(g.result, 0, sizeof(float) * static_cast<size_t>(kGroup * tiles_.result_rows()));
+    pack_query(g);
   }
 
-  const T* query_row(int64_t column) const {
-    const int64_t token = a_.query_start[item_.request] + row_of(column);
-    return static_cast<const T*>(a_.query) + token * a_.query_token + head_of(column) * a_.query_head;
-  }
-
-  int64_t units() const { return a_.head_size / Math::kPerUnit; }
-
-  // [columns, head_size] to [units, columns]; lanes without a column are zero.
-  void pack_query() {
-    float* rows = b_.rows;
-    for (int64_t c = 0; c < columns_; ++c, rows += units()) {
-      if (c < item_.columns) {
-        copy_units(reinterpret_cast<Unit*>(rows), query_row(c));
+  void pack_query(const Group& g) {
+    const int64_t units = tiles_.query_units(), columns = g.vectors * kLanes;
+    for (int64_t c = 0; c < columns; ++c) {
+      Unit* row = reinterpret_cast<Unit*>(rows_) + c * units;
+      if (c < g.count) {
+        tiles_.query_row(row, in_.template query_row<T>(g.first + c));
       } else {
-        std::memset(rows, 0, sizeof(float) * static_cast<size_t>(units()));
+        std::memset(row, 0, sizeof(Unit) * static_cast<size_t>(units));
       }
     }
-    transpose(b_.rows, units(), reinterpret_cast<float*>(b_.query), columns_, columns_, units());
+    transpose(rows_, units, reinterpret_cast<float*>(g.query), kGroup, columns, units);
   }
 
-  void copy_units(Unit* to, const T* from) const {
-    if constexpr (Math::kPerUnit == 2) {
-      std::memcpy(to, from, static_cast<size_t>(a_.head_size) * sizeof(T));
-    } else {
-      to_floats(to, from, a_.head_size);
-    }
-  }
-
-  void tile(int64_t key, int64_t n, bool first) {
+  void tile(int64_t key, int64_t n) {
     const T* rows[kTileKeys];
-    reader_.rows(a_.key, key, n, rows, bad_);
-    for (int64_t k = 0; k < n; ++k) copy_units(b_.keys + k * units(), rows[k]);
-    reader_.rows(a_.value, key, n, rows, bad_);
-    pack_values(rows, n);
-    logits(n);
-    softmax(key, n);
-    add_values(n, first);
+    in_.rows(in_.args.key, key, n, rows);
+    tiles_.pack_keys(keys_, rows, n);
+    in_.rows(in_.args.value, key, n, rows);
+    tiles_.pack_values(values_, rows, n);
+    for (int64_t i = 0; i < groups_; ++i) {
+      const Group g = group(i);
+      const int64_t end = g.end[g.count - 1];  // both limits rise from column to column
+      if (key + n <= g.begin[0] || key >= end) continue;
+      attend(g, key, std::min(n, end - key));
+    }
   }
 
-  // [keys / kPerUnit, head_size]: with two a unit, that is keys 2i and 2i + 1 of one column; an odd last one pairs with 0.
-  void pack_values(const T* const* rows, int64_t n) {
-    if constexpr (Math::kPerUnit == 2) {
-      for (int64_t k = 0; k < n; k += 2) {
-        interleave(b_.values + k / 2 * a_.head_size, rows[k], k + 1 < n ? rows[k + 1] : nullptr);
-      }
+  void attend(const Group& g, int64_t key, int64_t n) {
+    tiles_.logits(keys_, g.query, logits_, n, g.vectors);
+    const bool masked = g.end[0] < key + n || g.begin[g.count - 1] > key;
+    for (int64_t c = 0; c < g.vectors * kLanes; c += kLanes) {
+      const float multiplier = adjust(g, c, key, n);
+      if (masked) mask(g, c, key, n);
+      raise_maximum(g, c, n, multiplier);
+      const Vec sum = exponentials(c, n, load(g.most + c), multiplier);
+      store(g.sum + c, load(g.sum + c) + sum);
+    }
+    tiles_.add_values(values_, weights_, g.result, n, g.vectors);
+  }
+
+  // Soft cap and ALiBi. Returns what the logits are yet to be multiplied with.
+  float adjust(const Group& g, int64_t c, int64_t key, int64_t n) {
+    const float softcap = in_.args.softcap;
+    if (softcap > 0.0f) {
+      const float inner = in_.args.scale / softcap, outer = softcap * kLog2e;
+      each_logit(c, n, [&](Vec x, int64_t) { return tanh(x * inner) * outer; });
+    } else if (in_.args.alibi != nullptr || multiplier_ <= 0.0f) {
+      each_logit(c, n, [&](Vec x, int64_t) { return x * multiplier_; });
     } else {
-      for (int64_t k = 0; k < n; ++k) to_floats(b_.values + k * a_.head_size, rows[k], a_.head_size);
+      return multiplier_;
     }
+    if (in_.args.alibi != nullptr) add_alibi(g, c, key, n);
+    return 1.0f;
   }
 
-  void interleave(Unit* to, const T* even, const T* odd) const {
-    int64_t d = 0;
-    for (; odd != nullptr && d + kLanes <= a_.head_size; d += kLanes) {
-      HVec low, high;
-      std::memcpy(&low, even + d, sizeof(low));
-      std::memcpy(&high, odd + d, sizeof(high));
-      const UVec pair = __builtin_convertvector(low, UVec) | (__builtin_convertvector(high, UVec) << 16);
-      std::memcpy(to + d, &pair, sizeof(pair));
-    }
-    for (; d < a_.head_size; ++d) {
-      to[d] = even[d].bits | (odd == nullptr ? 0u : static_cast<uint32_t>(odd[d].bits) << 16);
-    }
-  }
-
-  void logits(int64_t n) {
-    const Vec scale = broadcast(a_.scale * (a_.softcap > 0.0f ? 1.0f / a_.softcap : kLog2e));
-    product<Math>(
-        {b_.keys, units(), 1, b_.query, b_.logits, columns_, units(), n}, [](const float*, int64_t) { return Vec{}; },
-        [&](Vec sum) { return sum * scale; });
-  }
-
-  void softmax(int64_t key, int64_t n) {
-    const ColumnState& s = b_.state;
-    const bool masked = s.end[0] < key + n || s.begin[columns_ - 1] > key;
-    for (int64_t c = 0; c < columns_; c += kLanes) {
-      if (a_.softcap > 0.0f) cap(c, n);
-      if (a_.alibi != nullptr) add_alibi(c, key, n);
-      if (masked) mask(c, key, n);
-      exponentials(c, n);
-    }
-  }
-
-  void cap(int64_t c, int64_t n) {
-    float* logit = b_.logits + c;
-    for (int64_t k = 0; k < n; ++k, logit += columns_) store(logit, tanh(load(logit)) * (a_.softcap * kLog2e));
-  }
-
-  void add_alibi(int64_t c, int64_t key, int64_t n) {
-    float* logit = b_.logits + c;
-    const Vec slope = load(b_.state.slope + c);
-    const IVec position = load_int(b_.state.position + c);
-    for (int64_t k = 0; k < n; ++k, logit += columns_) {
-      const IVec distance = static_cast<int32_t>(key + k) - position;
-      store(logit, fma(slope, __builtin_convertvector(distance, Vec), load(logit)));
-    }
-  }
-
-  void mask(int64_t c, int64_t key, int64_t n) {
-    float* logit = b_.logits + c;
-    const IVec begin = load_int(b_.state.begin + c), end = load_int(b_.state.end + c);
-    for (int64_t k = 0; k < n; ++k, logit += columns_) {
-      const IVec at = static_cast<int32_t>(key + k) - IVec{};
-      store(logit, (at >= begin) & (at < end) ? load(logit) : broadcast(-INFINITY));
-    }
+  template <typename Function>
+  void each_logit(int64_t c, int64_t n, Function function) {
+    float* logit = logits_ + c;
+    for (int64_t k = 0; k < n; ++k, logit += kGroup) store(logit, function(load(logit), k));
   }
 
   static IVec load_int(const int32_t* p) {
@@ -270,81 +162,102 @@ class ColumnAttention {
     return v;
   }
 
-  // Weights 2^(logit - maximum), the sums, and the factor that corrects earlier results for the new maximum.
-  void exponentials(int64_t c, int64_t n) {
-    const ColumnState& s = b_.state;
-    const float* logit = b_.logits + c;
-    const Vec before = load(s.most + c);
-    Vec most = before;
-    for (int64_t k = 0; k < n; ++k) most = max(load(logit + k * columns_), most);
-    const Vec correction = exp2_nonpositive(before - most);
-    store(s.most + c, most);
-    store(s.correction + c, correction);
-    store(s.sum + c, fma(load(s.sum + c), correction, weights(c, n, most)));
+  void add_alibi(const Group& g, int64_t c, int64_t key, int64_t n) {
+    const Vec slope = load(g.slope + c);
+    const IVec position = load_int(g.position + c);
+    each_logit(c, n, [&](Vec x, int64_t k) {
+      const IVec distance = static_cast<int32_t>(key + k) - position;
+      return fma(slope, __builtin_convertvector(distance, Vec), x);
+    });
   }
 
-  // Returns the sums.
-  Vec weights(int64_t c, int64_t n, Vec most) {
-    const float* logit = b_.logits + c;
-    Unit* to = b_.weights + c;
-    Vec sum{};
-    for (int64_t k = 0; k < n; k += Math::kPerUnit, to += columns_) {
-      const Vec even = exp2_nonpositive(load(logit + k * columns_) - most);
-      sum = sum + even;
-      if constexpr (Math::kPerUnit == 1) {
-        store(to, even);
-      } else {
-        const Vec odd = k + 1 < n ? exp2_nonpositive(load(logit + (k + 1) * columns_) - most) : Vec{};
-        sum = sum + odd;
-        // Two bf16 a unit, rounded to nearest; weights are neither negative nor NaN-tagged, so integers do.
-        const UVec pair = ((reinterpret_cast<UVec>(even) + 0x8000u) >> 16) |
-                          ((reinterpret_cast<UVec>(odd) + 0x8000u) & 0xffff0000u);
-        std::memcpy(to, &pair, sizeof(pair));
+  void mask(const Group& g, int64_t c, int64_t key, int64_t n) {
+    const IVec begin = load_int(g.begin + c), end = load_int(g.end + c);
+    each_logit(c, n, [&](Vec x, int64_t k) {
+      const IVec at = static_cast<int32_t>(key + k) - IVec{};
+      return (at >= begin) & (at < end) ? x : broadcast(-INFINITY);
+    });
+  }
+
+  Vec largest(int64_t c, int64_t n) const {
+    Vec most[4];
+    for (Vec& m : most) m = broadcast(-INFINITY);
+    const float* logit = logits_ + c;
+    int64_t k = 0;
+    for (; k + 4 <= n; k += 4) {
+      KUNLUN_UNROLL
+      for (int i = 0; i < 4; ++i) most[i] = max(load(logit + (k + i) * kGroup), most[i]);
+    }
+    for (; k < n; ++k) most[0] = max(load(logit + k * kGroup), most[0]);
+    return max(max(most[0], most[1]), max(most[2], most[3]));
+  }
+
+  void raise_maximum(const Group& g, int64_t c, int64_t n, float multiplier) {
+    const Vec before = load(g.most + c), largest_now = largest(c, n) * multiplier;
+    const IVec raise = largest_now > before + kRescaleAt;
+    if (!any(raise)) return;
+    const Vec most = raise ? largest_now : before;
+    const Vec correction = exp2(before - most);
+    store(g.most + c, most);
+    store(g.sum + c, load(g.sum + c) * correction);
+    float* result = g.result + c;
+    for (int64_t d = 0; d < in_.args.head_size; ++d) store(result + d * kGroup, load(result + d * kGroup) * correction);
+  }
+
+  // Turns logits into weights 2^(logit · multiplier - most), 0 for keys that only fill up a step; returns their sums.
+  Vec exponentials(int64_t c, int64_t n, Vec most, float multiplier) {
+    const Vec factor = broadcast(multiplier), shift = -most;
+    float* logit = logits_ + c;
+    for (; n % Tiles::kKeyStep != 0; ++n) store(logit + n * kGroup, broadcast(-INFINITY));
+    Unit* to = weights_ + c;
+    Vec sums[Tiles::kPerUnit] = {};
+    for (int64_t k = 0; k < n; k += Tiles::kPerUnit, to += kGroup) {
+      Vec weight[Tiles::kPerUnit];
+      KUNLUN_UNROLL
+      for (int i = 0; i < Tiles::kPerUnit; ++i) {
+        weight[i] = exp2(fma(load(logit + (k + i) * kGroup), factor, shift));
+        sums[i] = sums[i] + weight[i];
       }
+      store_weights(to, weight);
     }
-    return sum;
+    return Tiles::kPerUnit == 1 ? sums[0] : sums[0] + sums[Tiles::kPerUnit - 1];
   }
 
-  // result [head_size, columns] = result · correction + values · weights.
-  void add_values(int64_t n, bool first) {
-    const float* correction = b_.state.correction;
-    const int64_t steps = (n + Math::kPerUnit - 1) / Math::kPerUnit;
-    const ProductArgs<Math> x{b_.values, 1, a_.head_size, b_.weights, b_.result, columns_, steps, a_.head_size};
-    const auto keep = [](Vec sum) { return sum; };
-    if (first) {
-      product<Math>(x, [](const float*, int64_t) { return Vec{}; }, keep);
-    } else {
-      product<Math>(x, [&](const float* c, int64_t column) { return load(c) * load(correction + column); }, keep);
-    }
+  static void store_weights(float* to, const Vec (&weight)[1]) { store(to, weight[0]); }
+
+  // Two bf16 a unit, rounded to nearest; weights are not negative, so integers do it.
+  static void store_weights(uint32_t* to, const Vec (&weight)[2]) {
+    const UVec pair = ((reinterpret_cast<UVec>(weight[0]) + 0x8000u) >> 16) |
+                      ((reinterpret_cast<UVec>(weight[1]) + 0x8000u) & 0xffff0000u);
+    std::memcpy(to, &pair, sizeof(pair));
   }
 
-  void result_rows(float* to) { transpose(b_.result, columns_, to, a_.head_size, a_.head_size, columns_); }
-
-  void write_out() {
-    result_rows(b_.rows);
-    for (int64_t c = 0; c < item_.columns; ++c) {
-      const int64_t token = a_.query_start[item_.request] + row_of(c);
-      T* to = static_cast<T*>(a_.out) + token * a_.out_token + head_of(c) * a_.out_head;
-      const float sum = b_.state.sum[c];
-      from_floats(to, b_.rows + c * a_.head_size, a_.head_size, sum == 0.0f ? 0.0f : 1.0f / sum);
+  void finish(const Group& g, const Partials& partials) {
+    const int64_t size = in_.args.head_size;
+    transpose(g.result, kGroup, rows_, size, size, g.vectors * kLanes);
+    if (partials.rows != nullptr) return finish_partial(g, partials);
+    for (int64_t c = 0; c < g.count; ++c) {
+      const float scale = g.sum[c] == 0.0f ? 0.0f : 1.0f / g.sum[c];
+      from_floats(in_.template out_row<T>(g.first + c), rows_ + c * size, size, scale);
     }
   }
 
-  void write_partial(float* partial, float* stats) {
-    result_rows(b_.rows);
-    std::memcpy(partial, b_.rows, sizeof(float) * static_cast<size_t>(item_.columns * a_.head_size));
-    for (int64_t c = 0; c < item_.columns; ++c) {
-      stats[2 * c] = b_.state.most[c];
-      stats[2 * c + 1] = b_.state.sum[c];
+  void finish_partial(const Group& g, const Partials& partials) {
+    const int64_t size = in_.args.head_size;
+    std::memcpy(partials.rows + g.first * size, rows_, sizeof(float) * static_cast<size_t>(g.count * size));
+    for (int64_t c = 0; c < g.count; ++c) {
+      partials.stats[2 * (g.first + c)] = g.most[c];
+      partials.stats[2 * (g.first + c) + 1] = g.sum[c];
     }
   }
 
-  const AttentionArgs& a_;
-  const AttentionItem& item_;
-  KeyReader reader_;
-  int64_t group_, columns_;
-  ColumnBuffers<Math> b_;
-  BadBlock bad_;
+  AttentionInput in_;
+  Tiles tiles_;
+  int64_t groups_;
+  float multiplier_;
+  Unit *query_, *keys_, *values_, *weights_;
+  float *result_, *logits_, *rows_, *floats_;
+  int32_t* ints_;
 };
 
 }  // namespace kunlun::KUNLUN_ISA
