@@ -72,9 +72,10 @@ def test_bugs_keep_their_traceback(error):
 @pytest.mark.parametrize(
     "text",
     [
-        "Engine core initialization failed. See above.",
-        "WorkerProc initialization failed due to x",
-        "Worker failed with error 'x'",
+        "Engine core initialization failed. See root cause above.",
+        "WorkerProc initialization failed due to an exception",
+        "Worker failed with error 'x', please check the stack trace above",
+        "EngineCore encountered an issue. See stack trace (above) for the root cause.",
     ],
 )
 def test_echo_of_a_childs_failure_is_told_from_other_errors(text):

@@ -29,7 +29,12 @@ _REFUSING_FILES = (
 )
 """Where a ValueError is a refusal of what was asked for, and not a bug."""
 
-_ECHOES = ("WorkerProc initialization failed", "Worker failed with error", "Engine core initialization failed")
+_ECHOES = (
+    "WorkerProc initialization failed",
+    "Worker failed with error",
+    "Engine core initialization failed",
+    "EngineCore encountered an issue",
+)
 
 
 class StartError(ValueError):
