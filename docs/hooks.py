@@ -41,7 +41,19 @@ def patches_table() -> str:
     return "\n".join(lines)
 
 
-TABLES: dict[str, Callable[[], str]] = {"env": environment_table, "ops": ops_table, "patches": patches_table}
+def vendor_contract() -> str:
+    """The vendor's callables and their known faults, from the contract's data files."""
+    from vllm_kunlun.tools.contract_table import as_markdown
+
+    return as_markdown()
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "env": environment_table,
+    "ops": ops_table,
+    "patches": patches_table,
+    "vendor_contract": vendor_contract,
+}
 
 
 def on_page_markdown(markdown: str, **context: Any) -> str:

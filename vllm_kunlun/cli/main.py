@@ -80,8 +80,16 @@ def env_command(
 @app.command("ops")
 def ops_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print the table as JSON.")] = False,
+    contract: Annotated[
+        bool, typer.Option("--contract", help="Show what is known of the P800's vendor callables and their faults.")
+    ] = False,
 ) -> None:
     """Show which provider serves each op, and why."""
+    if contract:
+        from vllm_kunlun.cli.contract import show_contract
+
+        show_contract(as_json)
+        return
     from vllm_kunlun.cli.operators import show_ops
 
     show_ops(as_json)

@@ -80,10 +80,11 @@ def submit(call: DeviceCall) -> Any:
 
 
 def announce(call: DeviceCall, result: Any) -> None:
-    """Tells the observers of a call that has run."""
+    """Tells the observers of a call that has run; what they do about it is no call."""
     if not busy():
-        for observer in tuple(_observers):
-            observer.on_call(call, result)
+        with suspended():
+            for observer in tuple(_observers):
+                observer.on_call(call, result)
 
 
 def synchronise(name: str) -> None:

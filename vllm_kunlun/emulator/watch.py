@@ -83,7 +83,8 @@ class _Operators(TorchDispatchMode):
             return func(*args, **kwargs)
         if func.namespace != "aten":
             return self._custom(func, args, kwargs)
-        if func._can_decompose() and not func.is_view:
+        # Some composite operators (contiguous, reshape) are called views and copy where they must.
+        if func._can_decompose():
             with self:
                 decomposed = func.decompose(*args, **kwargs)
             if decomposed is not NotImplemented:
