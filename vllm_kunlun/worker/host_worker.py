@@ -23,6 +23,7 @@ from vllm_kunlun.targets.host import memory, threads
 from vllm_kunlun.upstream.patches import apply_host_patches
 from vllm_kunlun.worker.host_runner import HostModelRunner
 from vllm_kunlun.worker.kv_budget import KvBudget
+from vllm_kunlun.worker.lifetime import end_with_parent
 
 logger = logging.getLogger("vllm.kunlun")
 
@@ -45,6 +46,7 @@ class HostWorker(Worker):
 
     def init_device(self) -> None:
         """Binds the ops, starts the kernel threads and makes the model runner."""
+        end_with_parent()
         apply_host_patches()
         self.device = torch.device("cpu")
         self._start_threads()
