@@ -1,6 +1,7 @@
 """`vllm-kunlun serve`: defaults, checks before vLLM is imported, and errors."""
 
 import json
+import logging
 import os
 import socket
 import sys
@@ -14,7 +15,7 @@ from vllm_kunlun.cli.command_line import CommandLine
 from vllm_kunlun.cli.prechecks import Request
 from vllm_kunlun.cli.screen import CommandError
 from vllm_kunlun.platforms.probe import TargetChoice
-from vllm_kunlun.platforms.start_error import ERROR_FILE, StartError
+from vllm_kunlun.platforms.start_error import ERROR_FILE, ShortStartErrors, StartError
 
 HOST = TargetChoice("host", True, "")
 INACTIVE = TargetChoice(None, False, "")
@@ -286,6 +287,14 @@ def test_vllm_gets_the_completed_command_line(vllm):
         serve.serve(["org/model", "--max-num-seqs", "8"])
     assert end.value.code == 0
     assert vllm.arguments == ["serve", "org/model", *ADDRESS, "--max-num-seqs", "8"]
+
+
+def test_log_of_this_process_is_shortened_whenever_vllm_was_imported(vllm, monkeypatch):
+    handler = logging.NullHandler()
+    monkeypatch.setattr(logging.getLogger("vllm"), "handlers", [handler])
+    with pytest.raises(SystemExit):
+        serve.serve(["org/model"])
+    assert [type(entry) for entry in handler.filters] == [ShortStartErrors]
 
 
 def test_exit_code_of_vllm_is_kept(vllm):

@@ -13,7 +13,7 @@ from vllm_kunlun.cli.command_line import CommandLine, unknown_flags
 from vllm_kunlun.cli.demo_model import prepare_demo_model
 from vllm_kunlun.cli.screen import CommandError, fail, note
 from vllm_kunlun.platforms.probe import current_choice
-from vllm_kunlun.platforms.start_error import ERROR_FILE, is_echo, readable, refusal_message
+from vllm_kunlun.platforms.start_error import ERROR_FILE, is_echo, readable, refusal_message, shorten_start_errors
 
 DEFAULT_ADDRESS = {"--host": "127.0.0.1", "--port": "8356"}
 _USAGE_ERROR = 2  # the exit code of argparse
@@ -104,7 +104,9 @@ def _run(command: CommandLine, arguments: Sequence[str]) -> NoReturn:
     with tempfile.NamedTemporaryFile("r", prefix="vllm-kunlun-", suffix=".error", encoding="utf-8") as errors:
         os.environ[ERROR_FILE] = errors.name
         try:
-            _import_vllm(_vllm_main)()
+            main = _import_vllm(_vllm_main)
+            shorten_start_errors()  # vLLM may have been imported, and so called register(), before the file was named
+            main()
         except SystemExit as error:
             _explain_usage_error(command, error)
             raise
