@@ -86,7 +86,9 @@ def test_echo_of_a_childs_failure_is_told_from_other_errors(text):
 def test_echo_is_logged_without_its_traceback():
     record = record_of(raised(RuntimeError("WorkerProc initialization failed due to an exception")))
     assert ShortStartErrors().filter(record)
-    assert logging.Formatter().format(record) == "It failed. The error was logged before this line."
+    assert logging.Formatter().format(record) == (
+        "It failed. A process of the server ended; if it failed, it logged why before this line."
+    )
 
 
 def test_validation_error_is_cut_to_what_was_wrong():

@@ -35,6 +35,7 @@ _ECHOES = (
     "Engine core initialization failed",
     "EngineCore encountered an issue",
 )
+_ECHO_TEXT = "A process of the server ended; if it failed, it logged why before this line."
 
 
 class StartError(ValueError):
@@ -105,7 +106,7 @@ class ShortStartErrors(logging.Filter):
             _keep_first(message)
             _shorten(record, message)
         elif is_echo(error):
-            _shorten(record, "The error was logged before this line.")
+            _shorten(record, _ECHO_TEXT)
         return True
 
 
