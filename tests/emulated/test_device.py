@@ -164,6 +164,16 @@ def test_custom_operators_are_captured_through(device):
     library._destroy()
 
 
+def test_results_of_vendor_operators_are_replayed_in_place(device):
+    ids = torch.tensor([3, 9])
+    graph, (local, outside) = captured(
+        lambda: torch.ops.xspeedgate_ops.get_masked_input_and_mask(ids, 8, 12, 0, 12, 12)
+    )
+    ids.copy_(torch.tensor([11, 2]))
+    graph.replay()
+    assert (local.tolist(), outside.tolist()) == ([3, 0], [False, True])
+
+
 @pytest.mark.parametrize(
     "step",
     [

@@ -40,6 +40,13 @@ def test_unknown_generation_is_an_error(monkeypatch):
         Settings.from_environment()
 
 
+@pytest.mark.parametrize(("text", "problem"), [("rmsnorm,,swiglu", "is empty"), ("swiglu,swiglu", "listed twice")])
+def test_lists_with_mistakes_are_errors(monkeypatch, text, problem):
+    monkeypatch.setenv("VLLM_KUNLUN_EMULATOR_MISSING", text)
+    with pytest.raises(EnvironmentVariableError, match=problem):
+        Settings.from_environment()
+
+
 def test_libraries_are_importable_while_it_runs():
     with emulator.running():
         import cocopod
