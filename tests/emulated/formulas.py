@@ -72,12 +72,3 @@ def rms(x, epsilon):
     x = x.double()
     rows = [row / math.sqrt(float((row * row).mean()) + epsilon) for row in x.reshape(-1, x.shape[-1])]
     return torch.stack(rows).reshape(x.shape).float() if rows else x.float()
-
-
-def paged(keys, block_size, blocks, heads_first=True):
-    """Puts [m, Hk, D] into a cache of NaN [max(blocks)+1, Hk, BS, D] at the given blocks."""
-    heads, width = keys.shape[1:]
-    cache = torch.full((max(blocks) + 1, heads, block_size, width), float("nan"))
-    for place, row in enumerate(keys):
-        cache[blocks[place // block_size], :, place % block_size] = row
-    return cache
