@@ -45,7 +45,7 @@ def _row(variable: envs.Variable[Any], environ: Mapping[str, str]) -> Row:
 
 def _text(value: Any) -> str:
     if isinstance(value, tuple):
-        return ",".join(str(entry) for entry in value)
+        return ",".join(str(entry) for entry in value) or "(none)"
     return "auto" if value is None else str(value)
 
 
