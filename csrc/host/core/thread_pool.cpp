@@ -32,6 +32,9 @@ struct Job {
   int64_t num_tasks = 0;
 };
 
+// The ticket holds the job's number in its high half and the tasks not yet claimed in its low half. A task is claimed by
+// lowering the low half, so a thread that wakes late finds nothing to claim and is not waited for: run() returns when
+// every claimed task is done. The job's fields change only while no task is claimed.
 class Pool {
  public:
   Pool(int threads, const std::vector<int>& cpus, int64_t spin_us) : spin_(spin_us) {
@@ -45,7 +48,6 @@ class Pool {
     {
       std::lock_guard<std::mutex> lock(mutex_);
       stopping_ = true;
-      epoch_.fetch_add(1);
     }
     wake_.notify_all();
     for (auto& worker : workers_) worker.join();
@@ -54,63 +56,76 @@ class Pool {
   int size() const { return static_cast<int>(workers_.size()) + 1; }
 
   void run(const Job& job) {
-    if (workers_.empty() || job.num_tasks == 1 || tls_inside || !serial_.try_lock()) return run_serially(job);
+    if (workers_.empty() || job.num_tasks == 1 || job.num_tasks > kLow || tls_inside || !serial_.try_lock()) {
+      return run_serially(job);
+    }
     job_ = job;
-    next_.store(0, std::memory_order_relaxed);
-    busy_.store(static_cast<int>(workers_.size()), std::memory_order_relaxed);
-    publish();
+    unfinished_.store(job.num_tasks, std::memory_order_relaxed);
+    publish(static_cast<uint64_t>(job.num_tasks));
     drain();
-    while (busy_.load(std::memory_order_acquire) != 0) pause();
+    while (unfinished_.load(std::memory_order_acquire) != 0) pause();
     serial_.unlock();
   }
 
  private:
+  static constexpr int64_t kLow = 0xffffffff;
+
   static void pause() { __builtin_ia32_pause(); }
 
   static void run_serially(const Job& job) {
     for (int64_t i = 0; i < job.num_tasks; ++i) job.body(job.context, i);
   }
 
-  void publish() {
-    epoch_.fetch_add(1, std::memory_order_seq_cst);
+  bool has_work() const { return (ticket_.load(std::memory_order_seq_cst) & kLow) != 0; }
+
+  void publish(uint64_t num_tasks) {
+    ticket_.store((++job_number_ << 32) | num_tasks, std::memory_order_seq_cst);
     if (sleepers_.load(std::memory_order_seq_cst) == 0) return;
     std::lock_guard<std::mutex> lock(mutex_);
     wake_.notify_all();
   }
 
+  // Claims a task of the present job; false when all are claimed.
+  bool claim(int64_t* index) {
+    uint64_t ticket = ticket_.load(std::memory_order_acquire);
+    while ((ticket & kLow) != 0) {
+      if (ticket_.compare_exchange_weak(ticket, ticket - 1, std::memory_order_acq_rel)) {
+        *index = job_.num_tasks - static_cast<int64_t>(ticket & kLow);
+        return true;
+      }
+    }
+    return false;
+  }
+
   void drain() {
     tls_inside = true;
-    for (;;) {
-      const int64_t index = next_.fetch_add(1, std::memory_order_relaxed);
-      if (index >= job_.num_tasks) break;
+    for (int64_t index = 0; claim(&index);) {
       job_.body(job_.context, index);
+      unfinished_.fetch_sub(1, std::memory_order_release);
     }
     tls_inside = false;
   }
 
-  void wait_for_epoch(uint64_t seen) {
+  void wait_for_work() {
     const auto until = Clock::now() + std::chrono::microseconds(spin_);
     do {
       for (int i = 0; i < 64; ++i) {
-        if (epoch_.load(std::memory_order_acquire) != seen) return;
+        if (has_work() || stopping_) return;
         pause();
       }
     } while (Clock::now() < until);
     std::unique_lock<std::mutex> lock(mutex_);
     sleepers_.fetch_add(1, std::memory_order_seq_cst);
-    wake_.wait(lock, [&] { return epoch_.load(std::memory_order_seq_cst) != seen; });
+    wake_.wait(lock, [&] { return has_work() || stopping_; });
     sleepers_.fetch_sub(1, std::memory_order_seq_cst);
   }
 
   void work(int index, int cpu) {
     tls_index = index;
     if (cpu >= 0) pin_current_thread(cpu);
-    // Every job moves the epoch by one and waits for all workers, so no epoch is missed.
-    for (uint64_t seen = 0;; ++seen) {
-      wait_for_epoch(seen);
-      if (stopping_) return;
+    while (!stopping_) {
+      wait_for_work();
       drain();
-      busy_.fetch_sub(1, std::memory_order_release);
     }
   }
 
@@ -119,10 +134,10 @@ class Pool {
   std::mutex serial_;
   std::mutex mutex_;
   std::condition_variable wake_;
-  std::atomic<uint64_t> epoch_{0};
+  uint64_t job_number_ = 0;
+  alignas(64) std::atomic<uint64_t> ticket_{0};
+  alignas(64) std::atomic<int64_t> unfinished_{0};
   std::atomic<int> sleepers_{0};
-  std::atomic<int> busy_{0};
-  std::atomic<int64_t> next_{0};
   std::atomic<bool> stopping_{false};
   Job job_;
 };
