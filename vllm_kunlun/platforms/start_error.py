@@ -23,6 +23,7 @@ _REFUSING_FILES = (
     "/vllm/config/",
     "/vllm/engine/arg_utils.py",
     "/vllm/v1/core/kv_cache_utils.py",
+    "/vllm_kunlun/attention/host.py",
     "/vllm_kunlun/platforms/policy.py",
     "/vllm_kunlun/targets/host/threads.py",
     "/vllm_kunlun/worker/kv_budget.py",
