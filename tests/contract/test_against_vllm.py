@@ -65,7 +65,7 @@ def test_gelu_kinds(kind: str, generator: torch.Generator) -> None:
 
 
 def test_unknown_gelu_kind_is_refused() -> None:
-    with pytest.raises(RuntimeError, match="no kind 'linear'.*none, tanh, new, fast or quick"):
+    with pytest.raises(RuntimeError, match=r"no kind 'linear'.*none, tanh, new, fast or quick"):
         torch.ops.kunlun.gelu(torch.empty(2), torch.empty(2), "linear")
 
 

@@ -1,4 +1,4 @@
-"""From logits to token ids: filters, greedy choice and random choice. Logits are float32 [B, V], rows may be strided."""
+"""From logits to token ids: filters, greedy and random choice. Logits are float32 [B, V], rows may be strided."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from vllm_kunlun.ops.contract import Case, Op, define
 
 # Further below the row's maximum than this, a token has a probability below 2e-38, which counts as zero.
 NEGLIGIBLE = -87.0
+
+# A temperature below this means greedy choice (vLLM's bound).
+GREEDY_TEMPERATURE = 1e-5
 
 
 def _without_nan(logits: Tensor) -> Tensor:
@@ -42,6 +45,10 @@ def _top_k_top_p(logits: Tensor, top_k: Tensor | None, top_p: Tensor | None) -> 
         values = values.masked_fill(_outside_nucleus(values, top_p), -torch.inf)
     outside = torch.empty_like(order, dtype=torch.bool).scatter_(1, order, values == -torch.inf)
     logits.masked_fill_(outside & active.unsqueeze(1), -torch.inf)
+
+
+def _temperature(logits: Tensor, temperature: Tensor) -> None:
+    logits.div_(temperature.where(temperature >= GREEDY_TEMPERATURE, 1.0).unsqueeze(1))
 
 
 def _min_p(logits: Tensor, min_p: Tensor) -> None:
@@ -120,6 +127,13 @@ def _top_k_top_p_cases(generator: torch.Generator, dtype: torch.dtype) -> Iterat
                 yield Case(f"peculiar {vocab} k {value} p {mass}", dtype, {"logits": logits, "top_k": k, "top_p": p})
 
 
+def _temperature_cases(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Case]:
+    for logits in (*(_logits(shape, generator) for shape in _SHAPES), _strided(6, 700, generator)):
+        temperature = 2 * torch.rand(logits.size(0), generator=generator)
+        temperature[1::4], temperature[2::4] = 0.0, 1.0
+        yield Case(f"{tuple(logits.shape)}", dtype, {"logits": logits, "temperature": temperature})
+
+
 def _min_p_cases(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Case]:
     for logits in (*(_logits(shape, generator) for shape in _SHAPES), _strided(6, 700, generator)):
         min_p = torch.rand(logits.size(0), generator=generator)
@@ -171,6 +185,19 @@ their probabilities sum up to p, at least one; where equal elements straddle tha
 (the order of a stable ascending sort); at least 1: off. The sums have a relative error of 1e-6: an element within that
 of p may fall on either side. NaN counts as -infinity; a row with both off stays as it is.
 """
+
+TEMPERATURE = define(
+    Op(
+        name="temperature",
+        schema="(Tensor(a!) logits, Tensor temperature) -> ()",
+        reference=_temperature,
+        cases=_temperature_cases,
+        dtypes=_FLOAT32,
+        exact=frozenset({"logits"}),
+    )
+)
+"""Divides each row by its temperature, in place. ``temperature``: float32 [B]; rows below 1e-5 are chosen greedily and
+stay as they are."""
 
 MIN_P = define(
     Op(

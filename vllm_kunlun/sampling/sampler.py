@@ -10,11 +10,17 @@ from vllm_kunlun.sampling.topk_topp import KunlunTopKTopPSampler
 
 
 class KunlunSampler(Sampler):
-    """vLLM's sampler; greedy and random choice are ops."""
+    """vLLM's sampler; temperature, greedy and random choice are ops."""
 
     def __init__(self, logprobs_mode: LogprobsMode = "raw_logprobs") -> None:
         super().__init__(logprobs_mode)
         self.topk_topp_sampler = KunlunTopKTopPSampler(logprobs_mode)
+
+    @staticmethod
+    def apply_temperature(logits: torch.Tensor, temp: torch.Tensor, all_random: bool) -> torch.Tensor:
+        """Divides logits, float32 [B, V], by temp, float32 [B], in place; greedy rows stay as they are."""
+        torch.ops.kunlun.temperature(logits, temp)
+        return logits
 
     @staticmethod
     def greedy_sample(logits: torch.Tensor) -> torch.Tensor:

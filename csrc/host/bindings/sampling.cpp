@@ -50,6 +50,12 @@ void min_p(at::Tensor logits, const at::Tensor& min_p) {
   sampling_kernels_for(active_isa()).min_p(view, per_row<float>(min_p, view, "min_p", "min_p"));
 }
 
+void temperature(at::Tensor logits, const at::Tensor& temperature) {
+  const LogitsView view = float_logits_view(logits, "temperature");
+  const float* t = per_row<float>(temperature, view, "temperature", "temperature");
+  sampling_kernels_for(active_isa()).temperature(view, t);
+}
+
 void top_k_top_p(at::Tensor logits, const std::optional<at::Tensor>& top_k, const std::optional<at::Tensor>& top_p) {
   constexpr const char* op = "top_k_top_p";
   TopKTopPArgs a{};
@@ -71,6 +77,7 @@ void top_k_top_p(at::Tensor logits, const std::optional<at::Tensor>& top_k, cons
 KUNLUN_HOST_OP(argmax, argmax)
 KUNLUN_HOST_OP(sample, sample)
 KUNLUN_HOST_OP(min_p, min_p)
+KUNLUN_HOST_OP(temperature, temperature)
 KUNLUN_HOST_OP(top_k_top_p, top_k_top_p)
 
 }  // namespace kunlun

@@ -156,8 +156,24 @@ void min_p(const LogitsView& logits, const float* min_p) {
   });
 }
 
+void divide(float* x, int64_t n, float divisor) {
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) store(x + i, load(x + i) / divisor);
+  for (; i < n; ++i) x[i] /= divisor;
+}
+
+void temperature(const LogitsView& logits, const float* temperature) {
+  const Blocks blocks{logits.vocab, kBlock};
+  for_rows(logits.rows, [&](int64_t row) {
+    float* x = static_cast<float*>(logits.data) + row * logits.stride;
+    const float t = temperature[row];
+    if (t < kGreedyTemperature || t == 1.0f) return;
+    blocks.for_each([&](int64_t b) { divide(x + blocks.begin(b), blocks.length(b), t); });
+  });
+}
+
 }  // namespace
 
-const SamplingKernels sampling_kernels = {argmax, sample, min_p};
+const SamplingKernels sampling_kernels = {argmax, sample, min_p, temperature};
 
 }  // namespace kunlun::KUNLUN_ISA

@@ -19,10 +19,14 @@ struct TopKTopPArgs {
   const float* top_p;    // per row, or nullptr; at least 1: off
 };
 
+// A temperature below this means greedy choice: the row is not scaled.
+constexpr float kGreedyTemperature = 1e-5f;
+
 struct SamplingKernels {
   void (*argmax)(int64_t* ids, const LogitsView&);
   void (*sample)(int64_t* ids, const LogitsView&, const double* uniform);
   void (*min_p)(const LogitsView&, const float* min_p);
+  void (*temperature)(const LogitsView&, const float* temperature);
 };
 
 struct TopKTopPKernels {
