@@ -67,4 +67,6 @@ def _compare(op: Op, case: Case, name: str, actual: Any, expected: Any) -> None:
         return
     error = relative_l2(actual, expected)
     limit = op.tolerances[case.dtype]
-    assert error <= limit, f"{op.name} {case.name} {case.dtype}: {name} is off by {error:.2e} (relative L2), allowed {limit:.0e}"
+    assert error <= limit, (
+        f"{op.name} {case.name} {case.dtype}: {name} is off by {error:.2e} (relative L2), allowed {limit:.0e}"
+    )

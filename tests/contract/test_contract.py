@@ -12,7 +12,9 @@ from vllm_kunlun.ops.providers import torch_provider
 
 SEED = 20261130
 OPS_AND_DTYPES = [
-    pytest.param(op, dtype, id=f"{op.name}-{dtype}".replace("torch.", "")) for op in ops.ops().values() for dtype in op.dtypes
+    pytest.param(op, dtype, id=f"{op.name}-{dtype}".replace("torch.", ""))
+    for op in ops.ops().values()
+    for dtype in op.dtypes
 ]
 
 
@@ -52,4 +54,6 @@ def host_isa(isa: str):
 def test_schema_declares_every_write(op: ops.Op) -> None:
     ops.table()
     for case in cases(op, op.dtypes[0])[:4]:
-        torch.library.opcheck(op.call, tuple(poisoned(op, case).values()), test_utils=("test_schema", "test_faketensor"))
+        torch.library.opcheck(
+            op.call, tuple(poisoned(op, case).values()), test_utils=("test_schema", "test_faketensor")
+        )

@@ -27,7 +27,8 @@ def make_proc(tmp_path: Path, line: str) -> Path:
 
 def test_control_group_limit_of_an_ancestor_counts(tmp_path: Path) -> None:
     root = tmp_path / "cgroup"
-    make_cgroup(root, "pod", memory__max=str(1 << 30), memory__current=str(1 << 29), memory__stat="inactive_file 1000\n")
+    make_cgroup(root, "pod", memory__max=str(1 << 30), memory__current=str(1 << 29))
+    make_cgroup(root, "pod", memory__stat="inactive_file 1000\n")
     make_cgroup(root, "pod/app", memory__max="max", memory__current="5")
     found = memory.read(make_proc(tmp_path, "0::/pod/app"), root)
     assert found.total == 1 << 30

@@ -116,3 +116,9 @@ def test_default_memory_is_half_and_an_explicit_fraction_is_kept(given: float, u
     c = config(cache_config={"gpu_memory_utilization": given})
     policy.share_the_machine(c)
     assert c.cache_config.gpu_memory_utilization == used
+
+
+@pytest.mark.parametrize("quant", ["fp8", "awq", "compressed-tensors"])
+def test_quantized_checkpoints_are_refused_by_name(quant: str) -> None:
+    with pytest.raises(ValueError, match=f"{quant} quantization was asked for.*bfloat16"):
+        KunlunPlatform.verify_quantization(quant)

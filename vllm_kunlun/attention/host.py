@@ -184,7 +184,9 @@ class HostAttentionImpl(AttentionImpl[HostAttentionMetadata]):
             self._without_cache(query, key, value, attn_metadata, output)
         return output
 
-    def _paged(self, query: torch.Tensor, kv_cache: torch.Tensor, step: HostAttentionMetadata, output: torch.Tensor) -> None:
+    def _paged(
+        self, query: torch.Tensor, kv_cache: torch.Tensor, step: HostAttentionMetadata, output: torch.Tensor
+    ) -> None:
         torch.ops.kunlun.paged_attention(
             output,
             query,

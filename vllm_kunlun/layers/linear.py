@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import nn
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
@@ -15,12 +17,21 @@ def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) ->
     return out if x.dim() == 2 else out.view(*x.shape[:-1], -1)
 
 
+def _weight(layer: nn.Module) -> torch.Tensor:
+    """The layer's parameter as a plain tensor: vLLM's parameter classes make every op call slower."""
+    return cast(torch.Tensor, layer.weight).detach()
+
+
 class KunlunLinearMethod(UnquantizedLinearMethod):
     """x @ weight.T + bias through the op contract."""
 
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.weight = _weight(layer)
+
     def apply(self, layer: nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """x: [..., in_features]; weight: [out_features, in_features]."""
-        return _linear(x, layer.weight, bias)
+        return _linear(x, self.weight, bias)
 
 
 class KunlunEmbeddingMethod(UnquantizedEmbeddingMethod):
@@ -28,12 +39,13 @@ class KunlunEmbeddingMethod(UnquantizedEmbeddingMethod):
 
     def apply(self, layer: nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """x: [..., hidden_size]; weight: [vocab_size, hidden_size]."""
-        return _linear(x, layer.weight, bias)
+        return _linear(x, _weight(layer), bias)
 
     def embedding(self, layer: nn.Module, input_: torch.Tensor) -> torch.Tensor:
         """input_: int64 [num_tokens]."""
-        out = torch.empty((*input_.shape, layer.weight.shape[1]), dtype=layer.weight.dtype, device=input_.device)
-        torch.ops.kunlun.embedding(out.view(-1, out.shape[-1]), input_.flatten(), layer.weight)
+        weight = _weight(layer)
+        out = torch.empty((*input_.shape, weight.shape[1]), dtype=weight.dtype, device=input_.device)
+        torch.ops.kunlun.embedding(out.view(-1, out.shape[-1]), input_.flatten(), weight)
         return out
 
 
@@ -42,6 +54,6 @@ def use_ops(model: nn.Module) -> None:
     for module in model.modules():
         method = getattr(module, "quant_method", None)
         if type(method) is UnquantizedLinearMethod:
-            module.quant_method = KunlunLinearMethod()
+            module.quant_method = KunlunLinearMethod(module)
         elif type(method) is UnquantizedEmbeddingMethod:
             module.quant_method = KunlunEmbeddingMethod()

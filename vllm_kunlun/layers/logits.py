@@ -15,7 +15,7 @@ class KunlunLogitsProcessor(LogitsProcessor):
         self, hidden_states: torch.Tensor, lm_head: VocabParallelEmbedding, embedding_bias: torch.Tensor | None
     ) -> torch.Tensor | None:
         if not isinstance(lm_head.quant_method, UnquantizedEmbeddingMethod):
-            return super()._get_logits(hidden_states, lm_head, embedding_bias)  # type: ignore[no-any-return]
+            return super()._get_logits(hidden_states, lm_head, embedding_bias)
         weight = lm_head.weight
         logits = torch.empty((hidden_states.shape[0], weight.shape[0]), dtype=torch.float32, device=weight.device)
         torch.ops.kunlun.logits(logits, hidden_states, weight, embedding_bias)

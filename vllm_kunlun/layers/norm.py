@@ -26,7 +26,7 @@ class KunlunRMSNorm(RMSNorm):
     def forward_oot(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> Normed:
         """x, residual: [..., hidden_size]."""
         if self.variance_size_override is not None or not self.has_weight:
-            return self.forward_native(x, residual)  # type: ignore[no-any-return]
+            return self.forward_native(x, residual)
         return _normalise(x, residual, self.weight, self.variance_epsilon, 0.0)
 
 

@@ -29,7 +29,9 @@ def _matrix(stacked: torch.Tensor, slot: int) -> torch.Tensor:
 class HostPunicaWrapper(PunicaWrapperBase):
     """Shapes: x [num_tokens, in]; a_stacked [max_loras, 1, rank, in]; b_stacked [max_loras, 1, out, rank]."""
 
-    def __init__(self, max_num_batched_tokens: int, max_batches: int, device: torch.device | str, **kwargs: Any) -> None:
+    def __init__(
+        self, max_num_batched_tokens: int, max_batches: int, device: torch.device | str, **kwargs: Any
+    ) -> None:
         super().__init__(max_num_batched_tokens, max_batches, device)
         self._token_groups: list[Group] = []
         self._sampler_groups: list[Group] = []

@@ -1,7 +1,7 @@
-"""The op contract: every kernel is an op ``torch.ops.kunlun.<name>`` that is defined here once.
+"""The op contract: every kernel is an op ``torch.ops.kunlun.<name>``, defined once.
 
 An op writes its results into arguments that its schema marks as mutated and returns nothing, so that a step can be
-recorded and replayed without allocating. Providers (``host``, ``torch``, …) register implementations against the schema.
+recorded and replayed without allocating. Providers (``host``, ``torch``, …) register against the schema.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ class Case:
 class Op:
     """One op of the contract.
 
-    ``reference`` takes the schema's arguments, computes in float32 on any device and writes the mutated ones; it is also
-    the ``torch`` provider unless that provider registers something faster. ``cases`` yields calls that cover the corner
-    shapes for one dtype, with tensors drawn from the given generator and mutated arguments filled as a caller would.
-    ``exact`` names mutated arguments that must be equal, not merely close (integers, copies).
+    ``reference`` takes the schema's arguments, computes in float32 on any device and writes the mutated ones; it is
+    also the ``torch`` provider unless that provider registers something faster. ``cases`` yields calls that cover the
+    corner shapes for one dtype, with tensors drawn from the given generator and mutated arguments filled as a caller
+    would. ``exact`` names mutated arguments that must be equal, not merely close (integers, copies).
     """
 
     name: str
@@ -65,7 +65,7 @@ class Op:
     @property
     def call(self) -> Callable[..., None]:
         """The dispatched op, ``torch.ops.kunlun.<name>``."""
-        return getattr(getattr(torch.ops, NAMESPACE), self.name).default  # type: ignore[no-any-return]
+        return getattr(getattr(torch.ops, NAMESPACE), self.name).default
 
 
 def define(op: Op) -> Op:

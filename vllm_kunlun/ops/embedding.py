@@ -18,7 +18,9 @@ def _cases(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Case]:
     for tokens, vocab, width in ((1, 5, 33), (0, 5, 8), (37, 100, 576)):
         ids = torch.randint(vocab, (tokens,), generator=generator)
         weight = torch.randn(vocab, width, generator=generator).to(dtype)
-        yield Case(f"{tokens}x{vocab}x{width}", dtype, {"out": weight.new_empty(tokens, width), "ids": ids, "weight": weight})
+        yield Case(
+            f"{tokens}x{vocab}x{width}", dtype, {"out": weight.new_empty(tokens, width), "ids": ids, "weight": weight}
+        )
 
 
 EMBEDDING = define(

@@ -33,7 +33,6 @@ class KunlunPlatform(Platform):
     device_control_env_var = "XPU_VISIBLE_DEVICES"
     # Inductor would need Triton or a C++ compiler at run time.
     simple_compile_backend = "eager"
-    supported_quantization: list[str] = []
 
     @property
     def supported_dtypes(self) -> list[torch.dtype]:
@@ -107,6 +106,11 @@ class KunlunPlatform(Platform):
     def check_if_supports_dtype(cls, dtype: torch.dtype) -> None:
         """Raises ValueError for a dtype that no kernel takes."""
         policy.check_dtype(dtype)
+
+    @classmethod
+    def verify_quantization(cls, quant: str) -> None:
+        """Raises ValueError: weights are served in the dtypes of the profile only."""
+        policy.refuse_quantization(quant)
 
     @classmethod
     def is_pin_memory_available(cls) -> bool:

@@ -149,7 +149,17 @@ def check_dtype(dtype: torch.dtype) -> None:
     if dtype not in HOST.dtypes:
         names = ", ".join(str(d).removeprefix("torch.") for d in HOST.dtypes)
         wrong = str(dtype).removeprefix("torch.")
-        raise ValueError(f"dtype {wrong} was asked for; the host target computes in {names}. Set --dtype to one of them.")
+        raise ValueError(
+            f"dtype {wrong} was asked for; the host target computes in {names}. Set --dtype to one of them."
+        )
+
+
+def refuse_quantization(quant: str) -> None:
+    """Raises ValueError: no quantized layer has a kernel on this target yet."""
+    raise ValueError(
+        f"{quant} quantization was asked for (by --quantization or the checkpoint's quantization_config); the host"
+        " target serves unquantized checkpoints only. Use the bfloat16 or float16 checkpoint of this model."
+    )
 
 
 def attention_backend(selected: Any, selector: AttentionSelectorConfig) -> str:
@@ -158,9 +168,7 @@ def attention_backend(selected: Any, selector: AttentionSelectorConfig) -> str:
 
     if selected is not None and selected.name != HostAttentionBackend.get_name():
         logger.info("Attention backend %s was resolved to %s", selected.name, HostAttentionBackend.get_name())
-    reasons = HostAttentionBackend.validate_configuration(
-        device_capability=None, **{k: v for k, v in selector._asdict().items()}
-    )
+    reasons = HostAttentionBackend.validate_configuration(device_capability=None, **selector._asdict())
     if reasons:
         raise ValueError(f"This model's attention cannot run on the host target: {'; '.join(reasons)} ({selector})")
     return _BACKEND

@@ -21,8 +21,9 @@ class PatchTargetMissing(RuntimeError):
 class Patch:
     """One replaced attribute.
 
-    ``target`` is ``module:attribute`` (attribute may be dotted), ``make`` gets the original and returns the replacement,
-    ``distribution`` and ``versions`` say where it is needed, ``test`` names the test that fails once it can be deleted.
+    ``target`` is ``module:attribute`` (attribute may be dotted), ``make`` gets the original and returns its
+    replacement, ``distribution`` and ``versions`` say where it is needed, ``test`` names the test that fails once it
+    can be deleted.
     """
 
     target: str

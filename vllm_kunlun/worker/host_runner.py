@@ -74,4 +74,4 @@ class HostModelRunner(GPUModelRunner):
             torch.ops.kunlun.zero_blocks(cache, block_ids)
 
     def _to_list(self, sampled_token_ids: torch.Tensor) -> list[list[int]]:
-        return sampled_token_ids.tolist()  # type: ignore[no-any-return]
+        return sampled_token_ids.tolist()

@@ -18,7 +18,9 @@ from vllm.v1.worker.workspace import init_workspace_manager
 
 from vllm_kunlun import ops
 from vllm_kunlun.ops.native import library
+from vllm_kunlun.ops.native.build import BuildError
 from vllm_kunlun.platforms import envs
+from vllm_kunlun.platforms.start_error import StartError
 from vllm_kunlun.targets.host import memory, threads
 from vllm_kunlun.upstream.patches import apply_host_patches
 from vllm_kunlun.worker.host_runner import HostModelRunner
@@ -37,6 +39,15 @@ def _summary(rows: Sequence[ops.OpRow]) -> str:
     providers = ", ".join(f"{count} ops by {provider}" for provider, count in served.most_common())
     versions = f"vLLM {version('vllm')}, torch {torch.__version__}"
     return f"Target host on {current_platform.get_device_name()}: {providers}; {versions}"
+
+
+def _activate_ops() -> Sequence[ops.OpRow]:
+    try:
+        return ops.activate()
+    except (BuildError, library.HostKernelsUnavailable) as error:
+        raise StartError(
+            f"The op kernels cannot be used: {error}. To serve with torch instead: VLLM_KUNLUN_OPS_PROVIDER=torch"
+        ) from error
 
 
 class HostWorker(Worker):
@@ -59,7 +70,7 @@ class HostWorker(Worker):
         self.model_runner = HostModelRunner(self.vllm_config, self.device)
 
     def _start_threads(self) -> None:
-        rows = ops.activate()
+        rows = _activate_ops()
         if self.rank == 0:
             logger.info("%s", _summary(rows))
         plan = threads.plan(self.local_rank, self.parallel_config.local_world_size)

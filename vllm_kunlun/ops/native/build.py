@@ -131,4 +131,3 @@ def main() -> int:
         return 1
     print(f"host kernels: {path} ({time.monotonic() - started:.1f} s)")
     return 0
-

@@ -22,7 +22,8 @@ def _find_or_build() -> Path:
         return path
     tools = build.find_toolchain()
     if tools is None:
-        raise HostKernelsUnavailable(f"the host kernels are not compiled and the tools are missing: {build.missing_tools()}")
+        missing = build.missing_tools()
+        raise HostKernelsUnavailable(f"the host kernels are not compiled and the tools are missing: {missing}")
     return build.build(tools)
 
 

@@ -46,8 +46,8 @@ def cpu_quota(root: Path = Path("/sys/fs/cgroup")) -> int | None:
         return None if quota == "max" else max(1, math.ceil(int(quota) / int(period)))
     version1 = root / "cpu" / "cpu.cfs_quota_us"
     if version1.is_file() and int(version1.read_text()) > 0:
-        period = int((root / "cpu" / "cpu.cfs_period_us").read_text())
-        return max(1, math.ceil(int(version1.read_text()) / period))
+        period_us = int((root / "cpu" / "cpu.cfs_period_us").read_text())
+        return max(1, math.ceil(int(version1.read_text()) / period_us))
     return None
 
 
