@@ -11,8 +11,10 @@ from tests.engine.prompts import PROMPTS
 from tests.support.engine import engine, greedy
 from tests.support.reference import TextReference
 
-LIMITS = {"bfloat16": 0.03, "float16": 0.005}
-"""Relative L2 of the log-probabilities of a prompt's tokens."""
+LIMITS = {"bfloat16": 0.02, "float16": 0.004}
+"""Relative L2 of the log-probabilities of prompts' tokens; transformers' own are 0.010 and 0.0015 from float32."""
+TEXTS = [text for text in PROMPTS if len(text) > 15 and not text.startswith("word ")]
+"""Not the prompt of one word over and over: its log-probabilities are near zero, any rounding is relatively big."""
 
 
 def prompt_logprobs(checkpoint: Path, dtype: str, prompts: list[list[int]]) -> list[torch.Tensor]:
@@ -28,7 +30,7 @@ def prompt_logprobs(checkpoint: Path, dtype: str, prompts: list[list[int]]) -> l
 
 @pytest.mark.parametrize("dtype", LIMITS)
 def test_logprobs_are_close_to_float32(checkpoint: Path, reference: TextReference, dtype: str) -> None:
-    prompts = [prompt for prompt in map(reference.encode, PROMPTS) if len(prompt) > 4]
+    prompts = [reference.encode(prompt) for prompt in TEXTS]
     given = torch.cat(prompt_logprobs(checkpoint, dtype, prompts))
     expected = torch.cat(
         [
