@@ -99,16 +99,31 @@ inline fp16 from_float<fp16>(float x) {
 
 inline Vec broadcast(float x) { return x - Vec{}; }
 
+// memcpy of a 32-byte vector would be copied in halves through the stack.
 inline Vec load(const float* p) {
+#if defined(__AVX512F__)
+  return _mm512_loadu_ps(p);
+#elif defined(__AVX2__)
+  return _mm256_loadu_ps(p);
+#else
   Vec v;
   std::memcpy(&v, p, sizeof(v));
   return v;
+#endif
 }
 
 inline Vec load(const bf16* p) {
+#if defined(__AVX512F__)
+  const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+#elif defined(__AVX2__)
+  const __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
+#else
   HVec h;
   std::memcpy(&h, p, sizeof(h));
   return reinterpret_cast<Vec>(__builtin_convertvector(h, UVec) << 16);
+#endif
 }
 
 inline Vec load(const fp16* p) {
@@ -123,7 +138,15 @@ inline Vec load(const fp16* p) {
 #endif
 }
 
-inline void store(float* p, Vec v) { std::memcpy(p, &v, sizeof(v)); }
+inline void store(float* p, Vec v) {
+#if defined(__AVX512F__)
+  _mm512_storeu_ps(p, v);
+#elif defined(__AVX2__)
+  _mm256_storeu_ps(p, v);
+#else
+  std::memcpy(p, &v, sizeof(v));
+#endif
+}
 
 inline void store(bf16* p, Vec v) {
 #if defined(__AVX512BF16__)
@@ -174,8 +197,36 @@ inline float reduce_max(Vec v) {
 #endif
 }
 
-inline Vec max(Vec a, Vec b) { return a > b ? a : b; }
-inline Vec min(Vec a, Vec b) { return a < b ? a : b; }
+// Both return b where a or b is NaN.
+inline Vec max(Vec a, Vec b) {
+#if defined(__AVX512F__)
+  return _mm512_max_ps(a, b);
+#elif defined(__AVX2__)
+  return _mm256_max_ps(a, b);
+#else
+  return a > b ? a : b;
+#endif
+}
+
+inline Vec min(Vec a, Vec b) {
+#if defined(__AVX512F__)
+  return _mm512_min_ps(a, b);
+#elif defined(__AVX2__)
+  return _mm256_min_ps(a, b);
+#else
+  return a < b ? a : b;
+#endif
+}
+
+// 1 / x to within an ulp or two, for x from 1 up; 0 where that is below 2^-126.
+inline Vec reciprocal(Vec x) {
+#if defined(__AVX512F__)
+  const Vec r = _mm512_rcp14_ps(x);
+  return fma(r, 1.0f - x * r, r);
+#else
+  return 1.0f / x;
+#endif
+}
 
 // exp(x) with a relative error below 2e-7: 2^n times a degree-6 polynomial on [-ln2/2, ln2/2] (Cephes coefficients).
 // Arguments are clamped to [-87.3, 88.3], so exp(-inf) is about 1e-38, not 0: mask where an exact 0 matters.
@@ -196,7 +247,7 @@ inline Vec exp(Vec x) {
   return p * reinterpret_cast<Vec>(power);
 }
 
-inline Vec sigmoid(Vec x) { return 1.0f / (1.0f + exp(-x)); }
+inline Vec sigmoid(Vec x) { return reciprocal(1.0f + exp(-x)); }
 
 // Loads n < kLanes elements, the others are `fill`.
 template <typename T>
