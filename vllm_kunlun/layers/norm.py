@@ -14,7 +14,8 @@ def _normalise(
 ) -> Normed:
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     if residual is None:
-        torch.ops.kunlun.rms_norm(out, x, weight, epsilon, offset)
+        # The heads of a fused qkv product are not evenly spaced from token to token: reshape copies those.
+        torch.ops.kunlun.rms_norm(out.view(-1, x.shape[-1]), x.reshape(-1, x.shape[-1]), weight, epsilon, offset)
         return out
     torch.ops.kunlun.fused_add_rms_norm(out, x, residual, weight, epsilon, offset)
     return out, residual
