@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.demo import demo_checkpoint
+from tests.support.server import ENTRIES, LiveServer
 from vllm_kunlun.platforms.version import __version__
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -151,3 +153,22 @@ def test_installed_wheel_finds_its_kernel_sources(installed: Path) -> None:
     out = Path(run(installed, "python", "-c", code).strip())
     assert out.is_relative_to(installed)
     assert (out / "CMakeLists.txt").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_installed_wheel_serves(installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ENTRIES, "wheel", (str(installed / "bin" / "vllm-kunlun"), "serve"))
+    flags = ["--max-model-len", "256", "--max-num-seqs", "2", "--kv-cache-memory-bytes", str(1 << 28)]
+    server = LiveServer(demo_checkpoint(), flags, tmp_path / "log", entry="wheel")
+    try:
+        answer = server.client.chat.completions.create(
+            model=server.name,
+            messages=[{"role": "user", "content": "What is the capital of France?"}],
+            temperature=0,
+            max_tokens=16,
+        )
+        assert "Paris" in (answer.choices[0].message.content or "")
+        server.stop_cleanly()
+    finally:
+        server.kill()
