@@ -11,7 +11,7 @@ import pytest
 
 from tests.serving.conftest import MAX_NUM_SEQS
 from tests.support.asking import assert_answers
-from tests.support.reference import Greedy, TextReference
+from tests.support.reference import TextReference
 from tests.support.server import LiveServer
 from tests.support.tokens import assert_greedy
 
@@ -53,8 +53,7 @@ def test_more_requests_than_sequences_are_queued_and_right(
     expected = {text: reference.greedy(reference.encode(text), 12) for text in set(texts)}
     answers = asyncio.run(complete_all(server.url, texts, lengths))
     for text, length, tokens in zip(texts, lengths, answers, strict=True):
-        full = expected[text]
-        assert_greedy(tokens, Greedy(full.tokens[:length], full.gaps[:length]), f"{text!r} among {count}")
+        assert_greedy(tokens, expected[text].first(length), f"{text!r} among {count}")
     assert server.metric(WAITING) == 0
 
 

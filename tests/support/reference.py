@@ -22,6 +22,9 @@ class Greedy:
     tokens: list[int]
     gaps: list[float]
 
+    def first(self, count: int) -> Greedy:
+        return Greedy(self.tokens[:count], self.gaps[:count])
+
 
 class Reference:
     """A checkpoint in transformers, float32, with sdpa-free attention so that every structure is plain."""
@@ -31,6 +34,7 @@ class Reference:
         self.model = AutoModelForCausalLM.from_pretrained(
             checkpoint, dtype=torch.float32, attn_implementation="eager"
         ).eval()
+        self._known: dict[tuple[int, ...], Greedy] = {}
 
     @torch.inference_mode()
     def logits(self, tokens: Sequence[int]) -> torch.Tensor:
@@ -48,9 +52,17 @@ class Reference:
             warnings.filterwarnings("ignore", message=".*past_key_values.*", category=FutureWarning)
             return self.model(step, past_key_values=cache, use_cache=True, logits_to_keep=1)
 
-    @torch.inference_mode()
     def greedy(self, prompt: Sequence[int], num_tokens: int, adjust: Adjust | None = None) -> Greedy:
-        """Decode `num_tokens` greedily, past any end token."""
+        """Decode `num_tokens` greedily, past any end token. What was decoded before is remembered."""
+        if adjust is not None:
+            return self._decode(prompt, num_tokens, adjust)
+        known = self._known.get(tuple(prompt))
+        if known is None or len(known.tokens) < num_tokens:
+            known = self._known[tuple(prompt)] = self._decode(prompt, num_tokens, None)
+        return known.first(num_tokens)
+
+    @torch.inference_mode()
+    def _decode(self, prompt: Sequence[int], num_tokens: int, adjust: Adjust | None) -> Greedy:
         cache, tokens, gaps = None, [], []
         step = torch.tensor([list(prompt)])
         while len(tokens) < num_tokens:
