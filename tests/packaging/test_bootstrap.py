@@ -191,6 +191,13 @@ def test_general_torch_build_is_taken_where_no_cpu_build_is_offered(checkout: Ch
     assert any(call.endswith(f"torch=={STACK['torch']}") for call in checkout.installs())
 
 
+def test_missing_network_is_not_taken_for_a_missing_cpu_build(checkout: Checkout) -> None:
+    done = checkout.run("doctor", FAIL=r"\+cpu", FAIL_TEXT="NameResolutionError: ...\nERROR: No matching distribution")
+    assert done.returncode == 1
+    assert "index cannot be reached" in done.stderr
+    assert "not offered" not in done.stderr
+
+
 def test_compile_failure_names_the_slower_way(checkout: Checkout) -> None:
     done = checkout.run("serve", FAIL="ops.native", FAIL_TEXT="error: compiling the host kernels failed")
     assert done.returncode == 1
