@@ -1,26 +1,11 @@
 // Attention with the tile matrix unit (AMX) for bf16.
 #include "kernels/attention.h"
 
+#include "kernels/amx/tiles.h"
 #include "kernels/attention_run.h"
 
 namespace kunlun::amx {
 namespace {
-
-struct alignas(64) TileConfig {
-  uint8_t palette = 1, start_row = 0, reserved[14] = {};
-  uint16_t row_bytes[16] = {};
-  uint8_t rows[16] = {};
-};
-
-// Eight tiles of 16 rows of 64 bytes.
-void configure_tiles() {
-  TileConfig config;
-  for (int i = 0; i < 8; ++i) {
-    config.row_bytes[i] = 64;
-    config.rows[i] = 16;
-  }
-  _tile_loadconfig(&config);
-}
 
 int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
 
@@ -73,7 +58,7 @@ class AmxTiles {
   using Unit = uint32_t;
   static constexpr int kPerUnit = 2, kKeyStep = 32, kGroup = 32;
 
-  explicit AmxTiles(int64_t head_size) : head_size_(head_size), padded_(round_up(head_size, 32)) { configure_tiles(); }
+  explicit AmxTiles(int64_t head_size) : head_size_(head_size), padded_(round_up(head_size, 32)) { configure_tiles(16); }
   ~AmxTiles() { _tile_release(); }
   AmxTiles(const AmxTiles&) = delete;
   AmxTiles& operator=(const AmxTiles&) = delete;
