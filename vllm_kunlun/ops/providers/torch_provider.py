@@ -4,17 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
-from torch import Tensor
-
 from vllm_kunlun.ops import contract
+from vllm_kunlun.ops.linear import torch_linear, torch_logits
 
-
-def _linear(out: Tensor, input: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-    out.copy_(torch.nn.functional.linear(input, weight, bias))
-
-
-_FASTER: dict[str, Callable[..., None]] = {"linear": _linear}
+_FASTER: dict[str, Callable[..., None]] = {"linear": torch_linear, "logits": torch_logits}
 
 
 def implementation(name: str) -> Callable[..., None]:
