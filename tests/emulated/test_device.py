@@ -57,6 +57,7 @@ def test_visible_cards_that_disagree_are_an_error():
 
 def test_current_card_and_cards_that_are_not_there(device, monkeypatch):
     monkeypatch.setenv("XPU_VISIBLE_DEVICES", "0,1,2")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
     torch.cuda.set_device(torch.device("cuda:1"))
     with torch.cuda.device(2):
         assert torch.cuda.current_device() == 2

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 
@@ -70,7 +72,7 @@ def _paged_attention(
     out.zero_()
     starts, block_size = query_start_loc.tolist(), key_cache.size(2)
     window = (window_left, 0 if causal else -1)
-    for request, (begin, end) in enumerate(zip(starts[:-1], starts[1:], strict=True)):
+    for request, (begin, end) in enumerate(pairwise(starts)):
         if begin == end:
             continue
         length = int(seq_lens[request])
@@ -97,7 +99,7 @@ def _varlen_attention(
     out.zero_()
     starts, key_starts = query_start_loc.tolist(), key_start_loc.tolist()
     window = (window_left, 0 if causal else window_right)
-    for request, (begin, end) in enumerate(zip(starts[:-1], starts[1:], strict=True)):
+    for request, (begin, end) in enumerate(pairwise(starts)):
         keys = slice(key_starts[request], key_starts[request + 1])
         out[begin:end] = _attend(query[begin:end], key[keys], value[keys], scale, window, softcap, alibi_slopes, sinks)
 
@@ -112,16 +114,17 @@ PAGED_ATTENTION = define(
         cases=paged_cases,
     )
 )
-"""softmax(softcap · tanh(query · keyᵀ · scale / softcap) + alibi) · value for requests whose keys lie in the paged cache.
+"""softmax(softcap · tanh(query · keyᵀ · scale / softcap) + alibi) · value, for keys that lie in the paged cache.
 
-``out``, ``query``: [T, H, D]; request r owns rows query_start_loc[r] to query_start_loc[r + 1], rows after the last one are
-set to zero. ``key_cache``, ``value_cache``: [num_blocks, Hk, block_size, D], any strides but the last contiguous, H a
-multiple of Hk. ``block_table``: int32 [≥ B, max_blocks], read only as far as ``seq_lens`` says. ``query_start_loc``: int32
-[B + 1]. ``seq_lens``: int32 [≥ B], the keys of each request, those of this step's queries included and already written.
-The last query stands at position seq_lens - 1. ``causal``: a query sees no later key. ``window_left``: a query at p sees
-keys from p - window_left on, -1 for all. ``softcap``: 0 for none. ``alibi_slopes``: [H], slope · (key position - p) is added
-(Press et al., 2021). ``sinks``: [H], a logit that only adds to the denominator. A query that sees no key gives 0.
-Raises on a sequence longer than its row of the block table, on a block id outside the cache, and on mixed types.
+``out``, ``query``: [T, H, D]; request r owns rows query_start_loc[r] to query_start_loc[r + 1], rows after the last
+one are set to zero. ``key_cache``, ``value_cache``: [num_blocks, Hk, block_size, D], any strides but the last
+contiguous, H a multiple of Hk. ``block_table``: int32 [≥ B, max_blocks], read only as far as ``seq_lens`` says.
+``query_start_loc``: int32 [B + 1]. ``seq_lens``: int32 [≥ B], the keys of each request, those of this step's queries
+included and already written. The last query stands at position seq_lens - 1. ``causal``: a query sees no later key.
+``window_left``: a query at p sees keys from p - window_left on, -1 for all. ``softcap``: 0 for none.
+``alibi_slopes``: [H], slope · (key position - p) is added (Press et al., 2021). ``sinks``: [H], a logit that only adds
+to the denominator. A query that sees no key gives 0. Raises on a sequence longer than its row of the block table, on a
+block id outside the cache, and on mixed types.
 """
 
 VARLEN_ATTENTION = define(
@@ -136,6 +139,6 @@ VARLEN_ATTENTION = define(
 )
 """Like ``paged_attention``, with the keys of all requests packed one after the other and no cache.
 
-``key``, ``value``: [Tk, Hk, D], request r owning rows key_start_loc[r] to key_start_loc[r + 1]. ``window_right``: a query at
-p sees keys up to p + window_right, -1 for all; ``causal`` stands for 0.
+``key``, ``value``: [Tk, Hk, D], request r owning rows key_start_loc[r] to key_start_loc[r + 1]. ``window_right``: a
+query at p sees keys up to p + window_right, -1 for all; ``causal`` stands for 0.
 """

@@ -146,7 +146,9 @@ void paged_attention(at::Tensor out, const at::Tensor& query, const at::Tensor& 
               ", but the cache has ", a.num_blocks, " blocks");
 }
 
-KvRows packed_rows(const at::Tensor& tensor) { return {tensor.const_data_ptr(), 0, tensor.stride(1), tensor.stride(0)}; }
+KvRows packed_rows(const at::Tensor& tensor) {
+  return {tensor.const_data_ptr(), 0, tensor.stride(1), tensor.stride(0)};
+}
 
 void varlen_attention(at::Tensor out, const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                       const at::Tensor& query_start_loc, const at::Tensor& key_start_loc, double scale, bool causal,

@@ -29,7 +29,6 @@ int add_host_op(const char* name, Binder binder);
 }  // namespace kunlun
 
 // Makes `function` the host kernel of the op `name`, for bind() in bindings/registry.cpp.
-#define KUNLUN_HOST_OP(name, function)                                      \
-  static const int kunlun_host_op_##name = ::kunlun::add_host_op(#name, [](torch::Library& library) { \
-    library.impl(#name, TORCH_FN(function));                                \
-  });
+#define KUNLUN_HOST_OP(name, function)     \
+  static const int kunlun_host_op_##name = \
+      ::kunlun::add_host_op(#name, [](torch::Library& library) { library.impl(#name, TORCH_FN(function)); });

@@ -24,9 +24,12 @@ void check_pair(const char* op, const at::Tensor& cache, const at::Tensor& sourc
 
 CacheWrite cache_write(const at::Tensor& cache, const at::Tensor& source) {
   const int64_t size = source.element_size();
-  return {static_cast<char*>(cache.data_ptr()), static_cast<const char*>(source.const_data_ptr()),
-          cache.stride(0) * size,               cache.stride(1) * size,
-          cache.stride(2) * size,               source.stride(0) * size,
+  return {static_cast<char*>(cache.data_ptr()),
+          static_cast<const char*>(source.const_data_ptr()),
+          cache.stride(0) * size,
+          cache.stride(1) * size,
+          cache.stride(2) * size,
+          source.stride(0) * size,
           source.stride(1) * size};
 }
 
@@ -38,10 +41,10 @@ void reshape_and_cache(at::Tensor key_cache, at::Tensor value_cache, const at::T
   TORCH_CHECK(key_cache.sizes() == value_cache.sizes() && key.sizes() == value.sizes() &&
                   key.scalar_type() == value.scalar_type(),
               op, ": key and value must have one shape and type, and so must their caches");
-  TORCH_CHECK(slot_mapping.scalar_type() == at::kLong && slot_mapping.is_contiguous() &&
-                  slot_mapping.numel() >= key.size(0),
-              op, ": slot_mapping must be contiguous int64 with at least ", key.size(0), " entries, not ",
-              slot_mapping.scalar_type(), " ", slot_mapping.sizes());
+  TORCH_CHECK(
+      slot_mapping.scalar_type() == at::kLong && slot_mapping.is_contiguous() && slot_mapping.numel() >= key.size(0),
+      op, ": slot_mapping must be contiguous int64 with at least ", key.size(0), " entries, not ",
+      slot_mapping.scalar_type(), " ", slot_mapping.sizes());
   ReshapeAndCacheArgs a{};
   a.key = cache_write(key_cache, key);
   a.value = cache_write(value_cache, value);

@@ -14,7 +14,8 @@ std::map<std::string, Binder>& binders() {
   return table;
 }
 
-// Registers the named ops for CPU tensors, in place of whatever served them; they are defined by the op contract in Python.
+// Registers the named ops for CPU tensors, in place of whatever served them; they are defined by the op contract in
+// Python.
 void bind(const std::vector<std::string>& names) {
   static torch::Library library(torch::Library::IMPL, "kunlun", c10::DispatchKey::CPU, __FILE__, __LINE__);
   for (const auto& name : names) {

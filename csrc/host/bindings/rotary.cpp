@@ -42,13 +42,12 @@ RotaryAngles angles_of(const at::Tensor& positions, const at::Tensor& cache, boo
   TORCH_CHECK(cache.dim() == 2 && cache.size(1) % 2 == 0 && cache.size(1) <= head_size, op,
               ": cos_sin_cache must be [positions, rotary_dim] with an even rotary_dim of at most head_size = ",
               head_size, ", not ", cache.sizes());
-  TORCH_CHECK(cache.scalar_type() == at::kFloat || cache.scalar_type() == like.scalar_type(), op,
-              ": cos_sin_cache is ", cache.scalar_type(), "; it must be float32 or the query's type, ",
-              like.scalar_type());
+  TORCH_CHECK(cache.scalar_type() == at::kFloat || cache.scalar_type() == like.scalar_type(), op, ": cos_sin_cache is ",
+              cache.scalar_type(), "; it must be float32 or the query's type, ", like.scalar_type());
   TORCH_CHECK(head_size >= 1 && head_size <= kMaxHeadSize, op, ": head_size must be 1 to ", kMaxHeadSize, ", not ",
               head_size);
   check_positions(positions, cache.size(0), op);
-  return {positions.data_ptr<int64_t>(),         cache.data_ptr(), cache.stride(0), cache.size(1),
+  return {positions.data_ptr<int64_t>(),        cache.data_ptr(), cache.stride(0), cache.size(1),
           dtype_of(cache, op, "cos_sin_cache"), is_neox};
 }
 
@@ -74,15 +73,16 @@ HeadNorm head_norm(const std::optional<at::Tensor>& weight, int64_t head_size, c
   if (!weight.has_value()) return {nullptr, DType::kFloat32};
   TORCH_CHECK(weight->dim() == 1 && weight->is_contiguous() && weight->size(0) == head_size, "split_norm_rope: ", name,
               " must be contiguous and of shape [", head_size, "], not ", weight->sizes());
-  TORCH_CHECK(weight->scalar_type() == at::kFloat || weight->scalar_type() == like.scalar_type(), "split_norm_rope: ",
-              name, " is ", weight->scalar_type(), "; it must be float32 or the type of qkv, ", like.scalar_type());
+  TORCH_CHECK(weight->scalar_type() == at::kFloat || weight->scalar_type() == like.scalar_type(),
+              "split_norm_rope: ", name, " is ", weight->scalar_type(), "; it must be float32 or the type of qkv, ",
+              like.scalar_type());
   return {weight->data_ptr(), dtype_of(*weight, "split_norm_rope", name)};
 }
 
 HeadView output_heads(const at::Tensor& out, const at::Tensor& qkv, int64_t heads, int64_t head_size,
                       const char* name) {
-  TORCH_CHECK(out.scalar_type() == qkv.scalar_type(), "split_norm_rope: ", name, " is ", out.scalar_type(),
-              ", qkv is ", qkv.scalar_type(), "; they must have one type");
+  TORCH_CHECK(out.scalar_type() == qkv.scalar_type(), "split_norm_rope: ", name, " is ", out.scalar_type(), ", qkv is ",
+              qkv.scalar_type(), "; they must have one type");
   const HeadView view = heads_of(out, qkv.size(0), head_size, "split_norm_rope", name);
   TORCH_CHECK(view.num_heads == heads, "split_norm_rope: ", name, " has ", view.num_heads, " heads, not ", heads);
   return view;

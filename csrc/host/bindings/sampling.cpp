@@ -24,10 +24,10 @@ LogitsView float_logits_view(const at::Tensor& logits, const char* op) {
 template <typename T>
 T* per_row(const at::Tensor& tensor, const LogitsView& logits, const char* op, const char* name) {
   constexpr at::ScalarType wanted = c10::CppTypeToScalarType<T>::value;
-  TORCH_CHECK(tensor.scalar_type() == wanted && tensor.dim() == 1 && tensor.size(0) == logits.rows &&
-                  tensor.is_contiguous(),
-              op, ": ", name, " must be contiguous ", wanted, " of shape [", logits.rows, "], not ",
-              tensor.scalar_type(), " ", tensor.sizes());
+  TORCH_CHECK(
+      tensor.scalar_type() == wanted && tensor.dim() == 1 && tensor.size(0) == logits.rows && tensor.is_contiguous(),
+      op, ": ", name, " must be contiguous ", wanted, " of shape [", logits.rows, "], not ", tensor.scalar_type(), " ",
+      tensor.sizes());
   return tensor.data_ptr<T>();
 }
 

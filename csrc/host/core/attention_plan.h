@@ -16,8 +16,8 @@ struct KvRows {
 };
 
 // Attention of `query` [tokens, heads, head_size], request r owning rows query_start[r] to query_start[r + 1]. The last
-// query of a request stands at the position of its last key. A query at position p sees the keys from p - window_left to
-// p + window_right (negative: no limit). Logits are softcap(q · k · scale) + alibi[h] · (key position - p).
+// query of a request stands at the position of its last key. A query at position p sees the keys from p - window_left
+// to p + window_right (negative: no limit). Logits are softcap(q · k · scale) + alibi[h] · (key position - p).
 struct AttentionArgs {
   void* out;
   const void* query;

@@ -32,9 +32,9 @@ struct Job {
   int64_t num_tasks = 0;
 };
 
-// The ticket holds the job's number in its high half and the tasks not yet claimed in its low half. A task is claimed by
-// lowering the low half, so a thread that wakes late finds nothing to claim and is not waited for: run() returns when
-// every claimed task is done. The job's fields change only while no task is claimed.
+// The ticket holds the job's number in its high half and the tasks not yet claimed in its low half. A task is claimed
+// by lowering the low half, so a thread that wakes late finds nothing to claim and is not waited for: run() returns
+// when every claimed task is done. The job's fields change only while no task is claimed.
 class Pool {
  public:
   Pool(int threads, const std::vector<int>& cpus, int64_t spin_us) : spin_(spin_us) {
@@ -167,9 +167,7 @@ int num_threads() { return pool()->size(); }
 int thread_index() { return tls_index; }
 
 namespace detail {
-void run(int64_t num_tasks, void (*body)(void*, int64_t), void* context) {
-  pool()->run(Job{body, context, num_tasks});
-}
+void run(int64_t num_tasks, void (*body)(void*, int64_t), void* context) { pool()->run(Job{body, context, num_tasks}); }
 }  // namespace detail
 
 }  // namespace kunlun

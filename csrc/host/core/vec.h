@@ -90,7 +90,8 @@ inline fp16 from_float<fp16>(float x) {
   const float magnitude = std::fabs(x);
   if (x != x) return fp16{static_cast<uint16_t>(sign | 0x7e00u)};
   if (magnitude >= 65520.0f) return fp16{static_cast<uint16_t>(sign | 0x7c00u)};
-  if (magnitude < 0x1p-14f) return fp16{static_cast<uint16_t>(sign | static_cast<uint16_t>(std::nearbyint(magnitude * 0x1p24f)))};
+  if (magnitude < 0x1p-14f)
+    return fp16{static_cast<uint16_t>(sign | static_cast<uint16_t>(std::nearbyint(magnitude * 0x1p24f)))};
   bits &= 0x7fffffffu;
   bits += 0xfffu + ((bits >> 13) & 1u);
   return fp16{static_cast<uint16_t>(sign | ((bits - 0x38000000u) >> 13))};

@@ -9,8 +9,8 @@
 namespace kunlun::KUNLUN_ISA {
 namespace {
 
-constexpr int64_t kBlock = 2048;             // columns of one unit of work, a multiple of kLanes
-constexpr int64_t kElementsPerTask = 4096;   // an exponential each: about 2 us
+constexpr int64_t kBlock = 2048;            // columns of one unit of work, a multiple of kLanes
+constexpr int64_t kElementsPerTask = 4096;  // an exponential each: about 2 us
 
 struct Silu {
   static Vec apply(Vec x) { return x * sigmoid(x); }

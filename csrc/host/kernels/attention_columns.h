@@ -1,7 +1,7 @@
 // Flash attention (Dao et al., 2022) of a block of columns, that is query rows times the heads of one KV head's group,
-// against a range of keys. Logits are held transposed, [keys][columns]: the columns are the vector lanes, so the softmax
-// over the keys needs no horizontal operation and head sizes need not divide the vector length. Columns are worked on in
-// groups, so that a group's logits, weights and results stay in the first-level cache.
+// against a range of keys. Logits are held transposed, [keys][columns]: the columns are the vector lanes, so the
+// softmax over the keys needs no horizontal operation and head sizes need not divide the vector length. Columns are
+// worked on in groups, so that a group's logits, weights and results stay in the first-level cache.
 #pragma once
 
 #include <algorithm>

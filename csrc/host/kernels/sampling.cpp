@@ -136,9 +136,8 @@ int64_t sample_row(const float* x, int64_t vocab, double uniform) {
 }
 
 void sample(int64_t* ids, const LogitsView& logits, const double* uniform) {
-  for_rows(logits.rows, [&](int64_t row) {
-    ids[row] = sample_row(row_of<float>(logits, row), logits.vocab, uniform[row]);
-  });
+  for_rows(logits.rows,
+           [&](int64_t row) { ids[row] = sample_row(row_of<float>(logits, row), logits.vocab, uniform[row]); });
 }
 
 void min_p_row(float* x, int64_t vocab, float min_p) {

@@ -14,7 +14,7 @@ struct LogitsView {
 };
 
 struct TopKTopPArgs {
-  LogitsView logits;    // float32, written
+  LogitsView logits;     // float32, written
   const int64_t* top_k;  // per row, or nullptr; below 1 or at least vocab: off
   const float* top_p;    // per row, or nullptr; at least 1: off
 };

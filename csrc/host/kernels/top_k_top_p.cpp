@@ -108,7 +108,8 @@ double scan_with_sum(const Row& row) {
   const float maximum = row.maximum();
   double total = 0;
   for (int64_t b = 0; b < row.blocks.count(); ++b) {
-    if (row.maxima[b] - maximum > kNegligible) total += sums[b] * std::exp(static_cast<double>(row.maxima[b]) - maximum);
+    if (row.maxima[b] - maximum > kNegligible)
+      total += sums[b] * std::exp(static_cast<double>(row.maxima[b]) - maximum);
   }
   return total;
 }

@@ -58,7 +58,9 @@ class AmxTiles {
   using Unit = uint32_t;
   static constexpr int kPerUnit = 2, kKeyStep = 32, kGroup = 32;
 
-  explicit AmxTiles(int64_t head_size) : head_size_(head_size), padded_(round_up(head_size, 32)) { configure_tiles(16); }
+  explicit AmxTiles(int64_t head_size) : head_size_(head_size), padded_(round_up(head_size, 32)) {
+    configure_tiles(16);
+  }
   ~AmxTiles() { _tile_release(); }
   AmxTiles(const AmxTiles&) = delete;
   AmxTiles& operator=(const AmxTiles&) = delete;
