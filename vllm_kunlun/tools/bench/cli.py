@@ -16,7 +16,7 @@ from vllm_kunlun.tools.bench import report
 from vllm_kunlun.tools.bench.client import BenchError
 from vllm_kunlun.tools.bench.machine import read_machine
 from vllm_kunlun.tools.bench.measure import Plan, Sample, capable, measure_start, measure_work, running
-from vllm_kunlun.tools.bench.page import performance_page
+from vllm_kunlun.tools.bench.page import write_page
 from vllm_kunlun.tools.bench.peers import OURS, Launch, Peer
 from vllm_kunlun.tools.bench.selection import PEERS, select_peers
 from vllm_kunlun.tools.bench.works import START, WORKS, Work
@@ -46,7 +46,9 @@ def peers(
     seed: Annotated[int, typer.Option(help="Seed of the prompts.")] = 0,
     output: Annotated[Path, typer.Option(help="Where the JSON goes.")] = Path("bench-peers.json"),
     append: Annotated[bool, typer.Option(help="Keep the other works of an existing --output.")] = False,
-    page: Annotated[Path | None, typer.Option(help="Also write the result as this Markdown page.")] = None,
+    page: Annotated[
+        Path | None, typer.Option(help="Also write the result as this Markdown page, with a chart beside it.")
+    ] = None,
 ) -> None:
     """Compare this server with others over HTTP: same prompts, alternating runs, medians."""
     try:
@@ -61,7 +63,7 @@ def peers(
         raise typer.Exit(1) from error
     report.write_json(output, result)
     if page is not None:
-        page.write_text(performance_page(result))
+        write_page(page, result)
     typer.echo(report.markdown_table(result))
 
 
