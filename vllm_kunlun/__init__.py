@@ -55,10 +55,16 @@ def _is_platform_ours() -> bool:
 
 
 def register_model() -> None:
-    """Entry point `vllm.general_plugins`: register this plugin's layers, where its platform is active."""
+    """Entry point `vllm.general_plugins`: register this plugin's layers, where its platform is active.
+
+    The engine's process calls torch.accelerator at its end although its workers are processes of their own, so the
+    patches of torch belong to every process.
+    """
     if _is_platform_ours():
         from vllm_kunlun import layers
+        from vllm_kunlun.upstream import patches
 
+        patches.apply_torch_patches()
         layers.register()
 
 

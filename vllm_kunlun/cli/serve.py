@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import tempfile
@@ -98,9 +99,20 @@ def _import_vllm(load: Callable[[], Any]) -> Any:
         ) from error
 
 
+class _EngineWatch(logging.Handler):
+    """Notices that vLLM lost its engine: its server then ends as if it had been asked to, with exit code 0."""
+
+    lost = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lost = self.lost or "engine core exited unexpectedly" in record.getMessage()
+
+
 def _run(command: CommandLine, arguments: Sequence[str]) -> NoReturn:
-    """Hand over to vLLM's command line and leave with its exit code."""
+    """Hand over to vLLM's command line and leave with its exit code, or 1 when the engine died."""
     sys.argv = ["vllm", "serve", *arguments]
+    watch = _EngineWatch()
+    logging.getLogger("vllm").addHandler(watch)
     with tempfile.NamedTemporaryFile("r", prefix="vllm-kunlun-", suffix=".error", encoding="utf-8") as errors:
         os.environ[ERROR_FILE] = errors.name
         try:
@@ -114,6 +126,8 @@ def _run(command: CommandLine, arguments: Sequence[str]) -> NoReturn:
             raise SystemExit(_INTERRUPTED) from None
         except (ValueError, OSError, RuntimeError) as error:
             fail(_explain(error, errors.read()))
+    if watch.lost:
+        fail("The engine process died and the server ended with it. The log above says why, unless it was killed.")
     raise SystemExit(0)
 
 

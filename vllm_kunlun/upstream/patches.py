@@ -75,7 +75,14 @@ SYNCHRONIZE = Patch(
     make=lambda original: _do_nothing,
 )
 
-HOST_PATCHES = (SLOT_MAPPING, EMPTY_CACHE, SYNCHRONIZE)
+TORCH_PATCHES = (EMPTY_CACHE, SYNCHRONIZE)
+HOST_PATCHES = (SLOT_MAPPING, *TORCH_PATCHES)
+
+
+def apply_torch_patches() -> None:
+    """Applies what every process of the host target needs, the engine's included."""
+    for patch in TORCH_PATCHES:
+        apply(patch)
 
 
 def apply_host_patches() -> None:
