@@ -112,12 +112,12 @@ def _run(command: CommandLine, arguments: Sequence[str]) -> NoReturn:
     """Hand over to vLLM's command line and leave with its exit code, or 1 when the engine died."""
     sys.argv = ["vllm", "serve", *arguments]
     watch = _EngineWatch()
-    logging.getLogger("vllm").addHandler(watch)
     with tempfile.NamedTemporaryFile("r", prefix="vllm-kunlun-", suffix=".error", encoding="utf-8") as errors:
         os.environ[ERROR_FILE] = errors.name
         try:
             main = _import_vllm(_vllm_main)
             shorten_start_errors()  # vLLM may have been imported, and so called register(), before the file was named
+            logging.getLogger("vllm").addHandler(watch)  # importing vLLM sets this logger's handlers anew
             main()
         except SystemExit as error:
             _explain_usage_error(command, error)
