@@ -68,7 +68,14 @@ def engine_processes(server: LiveServer, name: str) -> list[psutil.Process]:
     return [process for process in server.descendants() if name in " ".join(process.cmdline())]
 
 
-@pytest.mark.parametrize(("executor", "victim"), [("uni", "EngineCore"), ("mp", "Worker"), ("mp", "EngineCore")])
+@pytest.mark.parametrize(
+    ("executor", "victim"),
+    [
+        ("uni", "EngineCore"),
+        pytest.param("mp", "Worker", marks=pytest.mark.slow),
+        pytest.param("mp", "EngineCore", marks=pytest.mark.slow),
+    ],
+)
 def test_a_killed_process_ends_the_server_with_a_message(
     checkpoint: Path, tmp_path: Path, executor: str, victim: str
 ) -> None:
@@ -100,6 +107,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("multiprocessing", ["0", "1"])
 @pytest.mark.parametrize("executor", EXECUTORS)
 def test_offline_llm_answers_and_ends_cleanly(

@@ -15,6 +15,8 @@ from tests.support.reference import TextReference
 from tests.support.server import LiveServer
 from tests.support.tokens import assert_greedy
 
+pytestmark = pytest.mark.slow
+
 RUNNING = "vllm:num_requests_running"
 WAITING = "vllm:num_requests_waiting"
 

@@ -9,6 +9,8 @@ from typing import Any
 import openai
 import pytest
 
+pytestmark = pytest.mark.slow
+
 QUESTION = [{"role": "user", "content": "Describe a person. Use few words."}]
 SCHEMA = {
     "type": "object",

@@ -14,6 +14,8 @@ from tests.support.demo import demo_checkpoint, demo_reference, stretched
 from tests.support.reference import Reference
 from tests.support.server import LiveServer
 
+pytestmark = pytest.mark.slow
+
 LONG = 40960
 """The context that Qwen3-8B says it was trained on."""
 
