@@ -32,13 +32,19 @@ int64_t cost(const AttentionItem& item) {
   return static_cast<int64_t>(item.columns) * (item.key_end - item.key_begin + 1);
 }
 
-// Uncut items of one request; the blocks that see most keys come first.
-void add_request(const AttentionArgs& a, const PlanLimits& limits, int64_t r, std::vector<AttentionItem>& items) {
+int64_t round_up(int64_t n, int64_t step) { return ceil_div(n, step) * step; }
+
+int64_t columns_per_item(const AttentionArgs& a, const PlanLimits& limits) {
+  const int64_t share = a.query_start[a.requests] * a.heads / (limits.threads * kItemsPerThread * 2);
+  return std::clamp(round_up(share, limits.least_columns), limits.least_columns, limits.most_columns);
+}
+
+// Uncut items of one request, of at most `most` columns; the blocks that see most keys come first.
+void add_request(const AttentionArgs& a, int64_t r, int64_t most, int64_t lanes, std::vector<AttentionItem>& items) {
   const int64_t group = a.heads / a.kv_heads;
   const int64_t columns = (a.query_start[r + 1] - a.query_start[r]) * group;
   if (columns == 0) return;
-  const int64_t blocks = ceil_div(columns, limits.columns);
-  const int64_t even = ceil_div(ceil_div(columns, blocks), limits.lanes) * limits.lanes;
+  const int64_t even = round_up(ceil_div(columns, ceil_div(columns, most)), lanes);
   for (int64_t first = (columns - 1) / even * even; first >= 0; first -= even) {
     const int64_t count = std::min(even, columns - first);
     const Span keys = visible_keys(a, r, first / group, (first + count - 1) / group);
@@ -67,19 +73,22 @@ void cut(AttentionPlan& plan, const AttentionItem& whole, int64_t pieces) {
 
 }  // namespace
 
+AttentionPlan::~AttentionPlan() = default;
+
 void plan_attention(const AttentionArgs& a, const PlanLimits& limits, AttentionPlan& plan) {
   static thread_local std::vector<AttentionItem> whole;
   whole.clear();
   plan.items.clear();
   plan.merges.clear();
   plan.partial_rows = 0;
-  for (int64_t r = 0; r < a.requests; ++r) add_request(a, limits, r, whole);
+  const int64_t columns = columns_per_item(a, limits);
+  for (int64_t r = 0; r < a.requests; ++r) add_request(a, r, columns, limits.lanes, whole);
   int64_t total = 0;
   for (const AttentionItem& item : whole) total += cost(item);
   const int64_t share = limits.threads > 1 ? ceil_div(total, limits.threads * kItemsPerThread) : total;
   for (const AttentionItem& item : whole) {
-    const int64_t pieces =
-        std::min(ceil_div(cost(item), std::max<int64_t>(share, 1)), (item.key_end - item.key_begin) / limits.min_keys);
+    const int64_t pieces = std::min(ceil_div(cost(item), std::max<int64_t>(share, 1)),
+                                    (item.key_end - item.key_begin) / limits.least_keys);
     if (pieces > 1) {
       cut(plan, item, pieces);
     } else {

@@ -54,15 +54,18 @@ struct AttentionMerge {
 };
 
 struct AttentionPlan {
+  ~AttentionPlan();  // not inline: it must not be compiled for one instruction set and used by another
+
   std::vector<AttentionItem> items;
   std::vector<AttentionMerge> merges;
   int64_t partial_rows = 0;
 };
 
 struct PlanLimits {
-  int64_t columns;   // most columns of an item
-  int64_t lanes;     // columns are a multiple of this where possible
-  int64_t min_keys;  // a range of keys is not cut into pieces shorter than this
+  int64_t most_columns;   // of an item: many share the work of reading a key,
+  int64_t least_columns;  // but not so many that threads stay idle, down to this
+  int64_t lanes;          // an item's columns are a multiple of this where possible
+  int64_t least_keys;     // a range of keys is not cut into pieces shorter than this
   int64_t threads;
 };
 

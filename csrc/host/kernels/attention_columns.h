@@ -81,31 +81,24 @@ class ColumnAttention {
   }
 
   void start(const Group& g) {
-    for (int64_t c = 0; c < g.vectors * kLanes; ++c) {
-      const int64_t column = g.first + std::min(c, g.count - 1);  // lanes without a column repeat the last one
-      const int64_t position = in_.position_of(column), head = in_.head_of(column);
-      g.position[c] = static_cast<int32_t>(position);
-      g.begin[c] = static_cast<int32_t>(in_.begin_at(position));
-      g.end[c] = static_cast<int32_t>(in_.end_at(position));
-      g.most[c] = in_.has_sink() ? in_.args.sinks[head] * kLog2e : kNoLogit;
-      g.sum[c] = in_.has_sink() ? 1.0f : 0.0f;
-      g.slope[c] = in_.args.alibi != nullptr ? in_.args.alibi[head] * kLog2e : 0.0f;
-    }
-    std::memset(g.result, 0, sizeof(float) * static_cast<size_t>(kGroup * tiles_.result_rows()));
-    pack_query(g);
-  }
-
-  void pack_query(const Group& g) {
-    const int64_t units = tiles_.query_units(), columns = g.vectors * kLanes;
-    for (int64_t c = 0; c < columns; ++c) {
-      Unit* row = reinterpret_cast<Unit*>(rows_) + c * units;
-      if (c < g.count) {
-        tiles_.query_row(row, in_.template query_row<T>(g.first + c));
-      } else {
-        std::memset(row, 0, sizeof(Unit) * static_cast<size_t>(units));
-      }
+    const int64_t columns = g.vectors * kLanes, units = tiles_.query_units();
+    Unit* row = reinterpret_cast<Unit*>(rows_);
+    for (int64_t c = 0; c < columns; ++c, row += units) {
+      const auto place = in_.place(g.first + std::min(c, g.count - 1));  // lanes without a column repeat the last one
+      start_column(g, c, place);
+      tiles_.query_row(row, in_.template query_row<T>(place));
     }
     transpose(rows_, units, reinterpret_cast<float*>(g.query), kGroup, columns, units);
+    std::memset(g.result, 0, sizeof(float) * static_cast<size_t>(kGroup * tiles_.result_rows()));
+  }
+
+  void start_column(const Group& g, int64_t c, const AttentionInput::Place& place) {
+    g.position[c] = static_cast<int32_t>(place.position);
+    g.begin[c] = static_cast<int32_t>(in_.begin_at(place.position));
+    g.end[c] = static_cast<int32_t>(in_.end_at(place.position));
+    g.most[c] = in_.has_sink() ? in_.args.sinks[place.head] * kLog2e : kNoLogit;
+    g.sum[c] = in_.has_sink() ? 1.0f : 0.0f;
+    g.slope[c] = in_.args.alibi != nullptr ? in_.args.alibi[place.head] * kLog2e : 0.0f;
   }
 
   void tile(int64_t key, int64_t n) {
@@ -215,7 +208,7 @@ class ColumnAttention {
       Vec weight[Tiles::kPerUnit];
       KUNLUN_UNROLL
       for (int i = 0; i < Tiles::kPerUnit; ++i) {
-        weight[i] = exp2(fma(load(logit + (k + i) * kGroup), factor, shift));
+        weight[i] = exp2 < Tiles::kPerUnit == 2 > (fma(load(logit + (k + i) * kGroup), factor, shift));
         sums[i] = sums[i] + weight[i];
       }
       store_weights(to, weight);
@@ -238,7 +231,7 @@ class ColumnAttention {
     if (partials.rows != nullptr) return finish_partial(g, partials);
     for (int64_t c = 0; c < g.count; ++c) {
       const float scale = g.sum[c] == 0.0f ? 0.0f : 1.0f / g.sum[c];
-      from_floats(in_.template out_row<T>(g.first + c), rows_ + c * size, size, scale);
+      from_floats(in_.template out_row<T>(in_.place(g.first + c)), rows_ + c * size, size, scale);
     }
   }
 

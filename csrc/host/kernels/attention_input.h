@@ -14,15 +14,22 @@ constexpr float kNoLogit = -1e30f;  // the running maximum before any key was se
 class AttentionInput {
  public:
   AttentionInput(const AttentionArgs& args, const AttentionItem& item)
-      : args(args), item(item), group_(args.heads / args.kv_heads) {
+      : args(args), item(item), group_(static_cast<uint32_t>(args.heads / args.kv_heads)) {
     const int64_t r = item.request;
     keys_ = args.seq_lens != nullptr ? args.seq_lens[r] : args.key_start[r + 1] - args.key_start[r];
     offset_ = keys_ - (args.query_start[r + 1] - args.query_start[r]);
   }
 
-  int64_t token_of(int64_t column) const { return args.query_start[item.request] + (item.column + column) / group_; }
-  int64_t head_of(int64_t column) const { return item.kv_head * group_ + (item.column + column) % group_; }
-  int64_t position_of(int64_t column) const { return offset_ + (item.column + column) / group_; }
+  // The query row of a column: its token, its head, and the token's position in the sequence.
+  struct Place {
+    int64_t token, head, position;
+  };
+
+  Place place(int64_t column) const {
+    const uint32_t c = static_cast<uint32_t>(item.column + column);  // 32 bits: a division costs half
+    const uint32_t row = c / group_, lane = c % group_;
+    return {args.query_start[item.request] + row, item.kv_head * static_cast<int64_t>(group_) + lane, offset_ + row};
+  }
 
   int64_t begin_at(int64_t position) const {
     return args.window_left < 0 ? 0 : std::max<int64_t>(0, position - args.window_left);
@@ -35,13 +42,13 @@ class AttentionInput {
   bool has_sink() const { return args.sinks != nullptr && item.first_piece; }
 
   template <typename T>
-  const T* query_row(int64_t column) const {
-    return static_cast<const T*>(args.query) + token_of(column) * args.query_token + head_of(column) * args.query_head;
+  const T* query_row(const Place& p) const {
+    return static_cast<const T*>(args.query) + p.token * args.query_token + p.head * args.query_head;
   }
 
   template <typename T>
-  T* out_row(int64_t column) const {
-    return static_cast<T*>(args.out) + token_of(column) * args.out_token + head_of(column) * args.out_head;
+  T* out_row(const Place& p) const {
+    return static_cast<T*>(args.out) + p.token * args.out_token + p.head * args.out_head;
   }
 
   // Pointers to the rows of keys [first, first + n). A block id outside the cache is noted and read as block 0.
@@ -73,7 +80,8 @@ class AttentionInput {
     return 0;
   }
 
-  int64_t group_, keys_, offset_;
+  uint32_t group_;
+  int64_t keys_, offset_;
 };
 
 // Where an item's rows go that are to be merged: [rows][head_size], and a maximum and a sum a row. Null: to the output.

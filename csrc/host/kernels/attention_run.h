@@ -8,11 +8,12 @@
 
 #include "core/thread_pool.h"
 #include "kernels/attention_columns.h"
+#include "kernels/attention_rows.h"
 
 namespace kunlun::KUNLUN_ISA {
 
-constexpr int64_t kItemColumns = 128;
-constexpr int64_t kMinKeys = 256;
+constexpr int64_t kMostColumns = 256, kLeastColumns = 64;
+constexpr int64_t kLeastKeys = 256;
 
 inline Partials reserve_partials(const AttentionPlan& plan, int64_t head_size) {
   static thread_local Scratch scratch;
@@ -22,12 +23,22 @@ inline Partials reserve_partials(const AttentionPlan& plan, int64_t head_size) {
   return {memory, memory + plan.partial_rows * head_size};
 }
 
-template <typename T, typename Tiles>
+// Items of at most `kRows` columns are computed row by row with Dots, the others by columns with Tiles.
+template <typename T_, typename Tiles_, typename Dots_, int64_t kRows_>
+struct Method {
+  using T = T_;
+  using Tiles = Tiles_;
+  using Dots = Dots_;
+  static constexpr int64_t kRows = kRows_;
+};
+
+template <typename M>
 BadBlock run_item(const AttentionArgs& a, const AttentionItem& item, const Partials& all) {
   static thread_local Scratch scratch;
   Partials own;
   if (item.partial >= 0) own = {all.rows + item.partial * a.head_size, all.stats + item.partial * 2};
-  return ColumnAttention<T, Tiles>(a, item, scratch).run(own);
+  if (item.columns <= M::kRows) return RowAttention<typename M::T, typename M::Dots>(a, item, scratch).run(own);
+  return ColumnAttention<typename M::T, typename M::Tiles>(a, item, scratch).run(own);
 }
 
 // One row from its pieces, `stride` rows apart: each is scaled to the largest maximum, then divided by the sum of sums.
@@ -50,7 +61,7 @@ template <typename T>
 void merge(const AttentionArgs& a, const AttentionItem* items, int64_t pieces, const Partials& all) {
   const AttentionInput in(a, items[0]);
   for (int64_t c = 0; c < in.item.columns; ++c) {
-    merge_row(a, all, in.item.partial + c, in.item.columns, pieces, in.out_row<T>(c));
+    merge_row(a, all, in.item.partial + c, in.item.columns, pieces, in.out_row<T>(in.place(c)));
   }
 }
 
@@ -64,24 +75,24 @@ void clear_padding(const AttentionArgs& a) {
   }
 }
 
-template <typename T, typename Tiles>
+template <typename M>
 BadBlock run_attention(const AttentionArgs& a) {
   static thread_local AttentionPlan plan_of_thread;
   AttentionPlan& plan = plan_of_thread;  // the workers must see this thread's
-  plan_attention(a, {kItemColumns, kLanes, kMinKeys, num_threads()}, plan);
+  plan_attention(a, {kMostColumns, kLeastColumns, kLanes, kLeastKeys, num_threads()}, plan);
   const Partials partials = reserve_partials(plan, a.head_size);
   BadBlock bad;
   std::mutex mutex;
   parallel_for(static_cast<int64_t>(plan.items.size()), [&](int64_t i) {
-    const BadBlock found = run_item<T, Tiles>(a, plan.items[i], partials);
+    const BadBlock found = run_item<M>(a, plan.items[i], partials);
     if (!found.found()) return;
     std::lock_guard<std::mutex> lock(mutex);
     bad = found;
   });
   parallel_for(static_cast<int64_t>(plan.merges.size()), [&](int64_t i) {
-    merge<T>(a, &plan.items[plan.merges[i].first_item], plan.merges[i].pieces, partials);
+    merge<typename M::T>(a, &plan.items[plan.merges[i].first_item], plan.merges[i].pieces, partials);
   });
-  clear_padding<T>(a);
+  clear_padding<typename M::T>(a);
   return bad;
 }
 
