@@ -11,7 +11,8 @@ from vllm.v1.utils import CpuGpuBuffer
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from vllm_kunlun import layers
-from vllm_kunlun.sampling import build_sampler
+from vllm_kunlun.sampling import build_sampler, use_min_p_op
+from vllm_kunlun.targets.host import weights
 from vllm_kunlun.targets.host.memory import zeros_on_demand
 
 
@@ -28,6 +29,7 @@ class HostModelRunner(GPUModelRunner):
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         super().__init__(vllm_config, device)
         self.sampler = build_sampler(self.model_config.logprobs_mode)
+        use_min_p_op(self.input_batch.logitsprocs, vllm_config, device)
         _share(self)
         self._share_input_batch()
 
@@ -41,8 +43,9 @@ class HostModelRunner(GPUModelRunner):
         self._share_input_batch()
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
-        """Loads the model as vLLM does, then hands its linear and embedding layers to the op contract."""
+        """Loads the model as vLLM does, gathers its weights, then hands its layers to the op contract."""
         super().load_model(*args, **kwargs)
+        weights.gather(self.model)
         layers.use_ops(self.model)
 
     def _allocate_kv_cache_tensors(self, kv_cache_config: KVCacheConfig) -> dict[str, torch.Tensor]:
