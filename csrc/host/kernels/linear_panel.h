@@ -65,7 +65,8 @@ inline void multiply_panel(const float* panel, const float* input, int64_t strid
       sum[2 * t + 1] = fma(high, x, sum[2 * t + 1]);
     }
   }
-  std::copy(sum, sum + 2 * Tokens, sums);
+  // Not std::copy: as a template argument Vec would lose its alignment of 4 bytes.
+  for (int i = 0; i < 2 * Tokens; ++i) sums[i] = sum[i];
 }
 
 template <typename T, typename Out>
