@@ -116,11 +116,11 @@ class LiveServer:
         return self.process.wait(timeout_s)
 
     def stop_cleanly(self) -> None:
-        """End with SIGTERM; no process may stay behind and no traceback may be in the log."""
-        children = self.descendants()
+        """End with SIGTERM; no process may stay behind, and no traceback may enter the log from here on."""
+        children, before = self.descendants(), len(self.text())
         code = self.terminate()
         _, alive = psutil.wait_procs(children, timeout=10)
-        log = self.text()
+        log = self.text()[before:]
         assert code == 0, f"exit code {code}:\n{self.tail()}"
         assert not alive, f"processes left behind: {alive}"
         assert "Traceback (most recent call last)" not in log, log[log.index("Traceback") :][:4000]

@@ -31,8 +31,9 @@ SHAPES = (
 )
 TOKENS = (1, 4, 16, 64, 256, 1024)
 _COPIES_BYTES = 300 << 20
-_SECONDS = 0.2
-_LEAST_RUNS = 5
+_SECONDS = 0.1
+_ROUNDS = 4
+_SETTLE_SECONDS = 0.02
 
 
 @dataclass(frozen=True)
@@ -58,10 +59,16 @@ def _weights(in_features: int, out_features: int, dtype: torch.dtype) -> list[to
     return [first, *(first.clone() for _ in range(copies - 1))]
 
 
-def _seconds(product: Callable[[torch.Tensor], object], weight: torch.Tensor) -> float:
-    started = time.perf_counter()
-    product(weight)
-    return time.perf_counter() - started
+def _seconds(product: Callable[[torch.Tensor], object], weights: list[torch.Tensor]) -> list[float]:
+    """Runs `product` for a while with one weight after the other. Waits first, until the other's threads sleep."""
+    time.sleep(_SETTLE_SECONDS)
+    times: list[float] = []
+    end = time.perf_counter() + _SECONDS / _ROUNDS
+    while time.perf_counter() < end or len(times) < 2:
+        started = time.perf_counter()
+        product(weights[len(times) % len(weights)])
+        times.append(time.perf_counter() - started)
+    return times[1:]
 
 
 def _time(in_features: int, weights: list[torch.Tensor], tokens: int) -> LinearTiming:
@@ -69,12 +76,9 @@ def _time(in_features: int, weights: list[torch.Tensor], tokens: int) -> LinearT
     out = torch.empty(tokens, weights[0].shape[0], dtype=x.dtype)
     ours: list[float] = []
     theirs: list[float] = []
-    end = time.perf_counter() + _SECONDS
-    while time.perf_counter() < end or len(ours) < _LEAST_RUNS:
-        weight = weights[len(ours) % len(weights)]
-        ours.append(_seconds(lambda w: torch.ops.kunlun.linear(out, x, w, None), weight))
-        weight = weights[(len(ours) + len(weights) // 2) % len(weights)]
-        theirs.append(_seconds(lambda w: torch.nn.functional.linear(x, w), weight))
+    for _ in range(_ROUNDS):
+        ours += _seconds(lambda weight: torch.ops.kunlun.linear(out, x, weight, None), weights)
+        theirs += _seconds(lambda weight: torch.nn.functional.linear(x, weight), weights)
     return LinearTiming(in_features, out.shape[1], tokens, weights[0].nbytes, median(ours), median(theirs))
 
 
