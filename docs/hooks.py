@@ -32,10 +32,10 @@ def ops_table() -> str:
 
 def patches_table() -> str:
     """The patch ledger: what is replaced, where, why, and the test that says when it can go."""
-    from vllm_kunlun.upstream.patches import HOST_PATCHES
+    from vllm_kunlun.upstream.patches import PATCHES
 
     lines = ["| target | applies to | reason | can go when this fails |", "|---|---|---|---|"]
-    for patch in HOST_PATCHES:
+    for patch in PATCHES:
         applies = f"{patch.distribution} {patch.versions}"
         lines.append(f"| `{patch.target}` | {applies} | {patch.reason} | `{patch.test}` |")
     return "\n".join(lines)

@@ -57,12 +57,16 @@ def _is_platform_ours() -> bool:
 def register_model() -> None:
     """Entry point `vllm.general_plugins`: register this plugin's layers, where its platform is active.
 
+    vLLM learns the names of this plugin's variables even where the plugin is inactive, since one of them may say so.
     The engine's process calls torch.accelerator at its end although its workers are processes of their own, so the
     patches of torch belong to every process.
     """
+    from vllm_kunlun.upstream import patches
+    from vllm_kunlun.upstream.ledger import apply
+
+    apply(patches.KNOWN_VARIABLES)
     if _is_platform_ours():
         from vllm_kunlun import layers
-        from vllm_kunlun.upstream import patches
 
         patches.apply_torch_patches()
         layers.register()

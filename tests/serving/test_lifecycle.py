@@ -34,6 +34,7 @@ def test_serves_and_ends_without_a_traceback(
     server = start(checkpoint, tmp_path, executor)
     try:
         assert_answers(server, reference)
+        assert "environment variable detected: VLLM_KUNLUN" not in server.text()
         server.stop_cleanly()
     finally:
         server.kill()

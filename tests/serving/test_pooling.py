@@ -11,8 +11,6 @@ import torch
 from tests.support.reference import TextReference
 from tests.support.server import LiveServer
 
-pytestmark = pytest.mark.slow
-
 TEXTS = ["The sea is calm today.", "A calm sea.", "word " * 300]
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
+from vllm_kunlun.platforms import envs
 from vllm_kunlun.upstream.ledger import Patch, apply
 
 
@@ -48,6 +51,19 @@ def _do_nothing(*args: Any, **kwargs: Any) -> None:
     """The host target has no accelerator to wait for and no device cache to empty."""
 
 
+def _with_own_variables(known: Mapping[str, Callable[[], Any]]) -> dict[str, Callable[[], Any]]:
+    return {**known, **{variable.name: partial(os.environ.get, variable.name) for variable in envs.VARIABLES}}
+
+
+KNOWN_VARIABLES = Patch(
+    target="vllm.envs:environment_variables",
+    reason="vLLM warns of every VLLM_* variable that is not in its own table, or refuses to start because of it",
+    distribution="vllm",
+    versions=">=0.25,<0.26",
+    test="tests/upstream/test_ledger.py::test_vllm_still_warns_of_variables_that_plugins_read",
+    make=_with_own_variables,
+)
+
 SLOT_MAPPING = Patch(
     target="vllm.v1.worker.block_table:_compute_slot_mapping_kernel",
     reason="a Triton kernel without a hook for platforms that have no Triton",
@@ -77,6 +93,7 @@ SYNCHRONIZE = Patch(
 
 TORCH_PATCHES = (EMPTY_CACHE, SYNCHRONIZE)
 HOST_PATCHES = (SLOT_MAPPING, *TORCH_PATCHES)
+PATCHES = (KNOWN_VARIABLES, *HOST_PATCHES)
 
 
 def apply_torch_patches() -> None:
