@@ -68,6 +68,8 @@ def _paged_attention(
     softcap: float,
     alibi_slopes: Tensor | None,
     sinks: Tensor | None,
+    query_start_loc_cpu: Tensor | None = None,
+    seq_lens_cpu: Tensor | None = None,
 ) -> None:
     out.zero_()
     starts, block_size = query_start_loc.tolist(), key_cache.size(2)
@@ -95,6 +97,8 @@ def _varlen_attention(
     softcap: float,
     alibi_slopes: Tensor | None,
     sinks: Tensor | None,
+    query_start_loc_cpu: Tensor | None = None,
+    key_start_loc_cpu: Tensor | None = None,
 ) -> None:
     out.zero_()
     starts, key_starts = query_start_loc.tolist(), key_start_loc.tolist()
@@ -109,7 +113,7 @@ PAGED_ATTENTION = define(
         name="paged_attention",
         schema="(Tensor(a!) out, Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_table,"
         " Tensor query_start_loc, Tensor seq_lens, float scale, bool causal, int window_left, float softcap,"
-        " Tensor? alibi_slopes, Tensor? sinks) -> ()",
+        " Tensor? alibi_slopes, Tensor? sinks, Tensor? query_start_loc_cpu=None, Tensor? seq_lens_cpu=None) -> ()",
         reference=_paged_attention,
         cases=paged_cases,
     )
@@ -125,6 +129,10 @@ included and already written. The last query stands at position seq_lens - 1. ``
 ``alibi_slopes``: [H], slope · (key position - p) is added (Press et al., 2021). ``sinks``: [H], a logit that only adds
 to the denominator. A query that sees no key gives 0. Raises on a sequence longer than its row of the block table, on a
 block id outside the cache, and on mixed types.
+
+``query_start_loc_cpu``, ``seq_lens_cpu``: the same numbers in host memory. Whoever builds a step's metadata has them
+there first; a provider whose kernels want both (the P800's) then needs no copy from the device in a step. It refuses a
+call without them; the others ignore them.
 """
 
 VARLEN_ATTENTION = define(
@@ -132,7 +140,7 @@ VARLEN_ATTENTION = define(
         name="varlen_attention",
         schema="(Tensor(a!) out, Tensor query, Tensor key, Tensor value, Tensor query_start_loc, Tensor key_start_loc,"
         " float scale, bool causal, int window_left, int window_right, float softcap, Tensor? alibi_slopes,"
-        " Tensor? sinks) -> ()",
+        " Tensor? sinks, Tensor? query_start_loc_cpu=None, Tensor? key_start_loc_cpu=None) -> ()",
         reference=_varlen_attention,
         cases=varlen_cases,
     )
@@ -140,5 +148,6 @@ VARLEN_ATTENTION = define(
 """Like ``paged_attention``, with the keys of all requests packed one after the other and no cache.
 
 ``key``, ``value``: [Tk, Hk, D], request r owning rows key_start_loc[r] to key_start_loc[r + 1]. ``window_right``: a
-query at p sees keys up to p + window_right, -1 for all; ``causal`` stands for 0.
+query at p sees keys up to p + window_right, -1 for all; ``causal`` stands for 0. ``query_start_loc_cpu`` and
+``key_start_loc_cpu`` are host copies, as there.
 """

@@ -136,16 +136,20 @@ def paged_cases(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Case
     for batch in _PAGED:
         query = _packed(batch, generator, dtype)[0]
         pages = _pages(batch, generator, dtype)
+        starts = _starts([q for q, _ in batch.requests])
+        lengths = torch.tensor([k for _, k in batch.requests], dtype=torch.int32)
         args = {
             "out": torch.empty(query.shape, dtype=dtype),
             "query": query,
             **pages,
-            "query_start_loc": _starts([q for q, _ in batch.requests]),
-            "seq_lens": torch.tensor([k for _, k in batch.requests], dtype=torch.int32),
+            "query_start_loc": starts,
+            "seq_lens": lengths,
             "scale": _scale(batch),
             "causal": batch.causal,
             "window_left": batch.window[0],
             **_options(batch, generator, dtype),
+            "query_start_loc_cpu": starts.clone(),
+            "seq_lens_cpu": lengths.clone(),
         }
         yield Case(batch.name, dtype, args)
 
@@ -158,17 +162,20 @@ def varlen_cases(generator: torch.Generator, dtype: torch.dtype) -> Iterator[Cas
         if keys != [q for q, _ in batch.requests]:
             both = torch.randn(2, sum(keys), batch.heads[1], batch.head_size, generator=generator).to(dtype)
             key, value = both[0], both[1]
+        starts, key_starts = _starts([q for q, _ in batch.requests]), _starts(keys)
         args = {
             "out": torch.empty(query.shape, dtype=dtype),
             "query": query,
             "key": key,
             "value": value,
-            "query_start_loc": _starts([q for q, _ in batch.requests]),
-            "key_start_loc": _starts(keys),
+            "query_start_loc": starts,
+            "key_start_loc": key_starts,
             "scale": _scale(batch),
             "causal": batch.causal,
             "window_left": batch.window[0],
             "window_right": batch.window[1],
             **_options(batch, generator, dtype),
+            "query_start_loc_cpu": starts.clone(),
+            "key_start_loc_cpu": key_starts.clone(),
         }
         yield Case(batch.name, dtype, args)

@@ -131,7 +131,8 @@ void set_pages(const char* op, AttentionArgs& a, const at::Tensor& key_cache, co
 void paged_attention(at::Tensor out, const at::Tensor& query, const at::Tensor& key_cache,
                      const at::Tensor& value_cache, const at::Tensor& block_table, const at::Tensor& query_start_loc,
                      const at::Tensor& seq_lens, double scale, bool causal, int64_t window_left, double softcap,
-                     const OptionalTensor& alibi_slopes, const OptionalTensor& sinks) {
+                     const OptionalTensor& alibi_slopes, const OptionalTensor& sinks, const OptionalTensor&,
+                     const OptionalTensor&) {
   constexpr const char* op = "paged_attention";
   TORCH_CHECK(key_cache.dim() == 4 && value_cache.dim() == 4, op, ": the caches must be [num_blocks, kv_heads, ",
               "block_size, head_size], not ", key_cache.sizes(), " and ", value_cache.sizes());
@@ -153,7 +154,7 @@ KvRows packed_rows(const at::Tensor& tensor) {
 void varlen_attention(at::Tensor out, const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                       const at::Tensor& query_start_loc, const at::Tensor& key_start_loc, double scale, bool causal,
                       int64_t window_left, int64_t window_right, double softcap, const OptionalTensor& alibi_slopes,
-                      const OptionalTensor& sinks) {
+                      const OptionalTensor& sinks, const OptionalTensor&, const OptionalTensor&) {
   constexpr const char* op = "varlen_attention";
   TORCH_CHECK(key.dim() == 3 && value.dim() == 3, op, ": key and value must be [tokens, kv_heads, head_size], not ",
               key.sizes(), " and ", value.sizes());
