@@ -11,9 +11,6 @@ from vllm_kunlun.emulator.call import Call, Result
 from vllm_kunlun.emulator.numerics.norm import rms
 from vllm_kunlun.emulator.vendor import emulates
 
-# The fused callables have no argument for it; the models they were written for use this one.
-FUSED_EPSILON = 1e-6
-
 
 def rotate(heads: Tensor, cos: Tensor, sin: Tensor, is_neox: bool) -> Tensor:
     """Rotates the first dimensions of float32 heads [T, H, D]; cos and sin are [T, R/2]."""
@@ -95,14 +92,14 @@ def split_norm_rope_neox(call: Call) -> Mapping[str, Result]:
     query, key, value = call.float32("qkv").split(sizes, -1)
     cos, sin = table(call["rotary_pos_embedding"], call["positions"])
     return {
-        "q_emb": _normed_and_rotated(query, call.float32("q_norm_weight"), cos, sin),
-        "k_emb": _normed_and_rotated(key, call.float32("k_norm_weight"), cos, sin),
+        "q_emb": _normed_and_rotated(call, query, call.float32("q_norm_weight"), cos, sin),
+        "k_emb": _normed_and_rotated(call, key, call.float32("k_norm_weight"), cos, sin),
         "v_out": value,
     }
 
 
-def _normed_and_rotated(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    heads = rms(x.unflatten(-1, (-1, weight.shape[0])), FUSED_EPSILON) * weight
+def _normed_and_rotated(call: Call, x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    heads = rms(x.unflatten(-1, (-1, weight.shape[0])), call.op.fixed["epsilon"]) * weight
     return rotate(heads, cos, sin, True).flatten(-2)
 
 
@@ -118,8 +115,8 @@ def split_norm_rope_neox_gated(call: Call) -> Mapping[str, Result]:
     offset = 0.0 if call.fault("split-norm-rope-plain-weight") else 1.0
     cos, sin = table(call["cos_sin_cache"], call["positions"])
     return {
-        "query": _normed_and_rotated(query, call.float32("q_weights") + offset, cos, sin),
-        "key": _normed_and_rotated(key, call.float32("k_weights") + offset, cos, sin),
+        "query": _normed_and_rotated(call, query, call.float32("q_weights") + offset, cos, sin),
+        "key": _normed_and_rotated(call, key, call.float32("k_weights") + offset, cos, sin),
         "value": value,
         "gate": gate,
     }

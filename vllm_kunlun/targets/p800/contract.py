@@ -184,7 +184,10 @@ class KnownFault:
 
 @dataclass(frozen=True)
 class VendorOp:
-    """One vendor callable. `arguments` is None where only its name is known; `name` is ``library.callable``."""
+    """One vendor callable. `arguments` is None where only its name is known; `name` is ``library.callable``.
+
+    `fixed` holds numbers that the kernel has built in and no argument carries, by what they are.
+    """
 
     name: str
     family: str
@@ -200,6 +203,7 @@ class VendorOp:
     note: str
     confidence: Confidence
     sources: tuple[Source, ...]
+    fixed: Mapping[str, float] = field(default_factory=dict)
     faults: tuple[KnownFault, ...] = ()
 
     @property
@@ -248,7 +252,10 @@ class GenerationFacts:
 
 @dataclass(frozen=True)
 class DeviceRule:
-    """An operator of torch that a step on the device must not reach, and what to use instead."""
+    """An operator of torch that a step on the device must not reach, and what to use instead.
+
+    `spelled` lists the names under which Python code reaches it.
+    """
 
     operator: str
     kind: RuleKind
@@ -256,6 +263,7 @@ class DeviceRule:
     fault: str | None
     confidence: Confidence
     sources: tuple[Source, ...]
+    spelled: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

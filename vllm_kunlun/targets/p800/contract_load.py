@@ -39,7 +39,7 @@ _ARGUMENT_KEYS = {
 }  # fmt: skip
 _OP_KEYS = {
     "computes", "in", "arguments", "signature", "returns", "keywords_from", "forms", "limits", "readings",
-    "alternatives", "note", "confidence", "sources",
+    "alternatives", "fixed", "note", "confidence", "sources",
 }  # fmt: skip
 _FAULT_KEYS = {
     "ops", "kind", "region", "parameters", "argument", "default", "symptom", "workaround", "always", "generations",
@@ -121,6 +121,7 @@ def _op(
         note=entry.get("note", ""),
         confidence=Confidence(entry["confidence"]),
         sources=_sources(name, entry["sources"], kinds),
+        fixed=MappingProxyType(entry.get("fixed", {})),
     )
 
 
@@ -254,4 +255,5 @@ def _rules(entries: Mapping[str, Any], kinds: Mapping[str, str]) -> Iterable[tup
     for name, entry in entries.items():
         sources = _sources(name, entry["sources"], kinds)
         confidence = Confidence(entry["confidence"])
-        yield name, DeviceRule(name, entry["kind"], entry["instead"], entry.get("fault"), confidence, sources)
+        spelled = tuple(entry["spelled"])
+        yield name, DeviceRule(name, entry["kind"], entry["instead"], entry.get("fault"), confidence, sources, spelled)
