@@ -15,8 +15,6 @@ from tests.support.reference import TextReference
 from tests.support.server import LiveServer
 from tests.support.tokens import assert_greedy
 
-pytestmark = pytest.mark.slow
-
 PROMPT = "Once upon a time, there was a"
 
 

@@ -9,8 +9,6 @@ from typing import Any
 import openai
 import pytest
 
-pytestmark = pytest.mark.slow
-
 QUESTION = [{"role": "user", "content": "Describe a person. Use few words."}]
 SCHEMA = {
     "type": "object",

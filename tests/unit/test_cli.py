@@ -170,6 +170,47 @@ def test_refusals_are_one_screen_without_a_traceback(arguments, variables, messa
     assert len(done.stderr.splitlines()) < 20
 
 
+@pytest.mark.parametrize(
+    ("arguments", "variables", "message"),
+    [
+        (["ops"], {"CXX": "false"}, "compiling the host kernels failed"),
+        (["build"], {"CXX": "false"}, "compiling the host kernels failed"),
+        (["ops"], {"VLLM_KUNLUN_CACHE_DIR": "/proc/none"}, "cannot be written to /proc/none"),
+        (["demo-model"], {"VLLM_KUNLUN_CACHE_DIR": "here"}, "VLLM_KUNLUN_CACHE_DIR=here: not an absolute path"),
+        (["build"], {"VLLM_KUNLUN_CACHE_DIR": "here"}, "VLLM_KUNLUN_CACHE_DIR=here: not an absolute path"),
+        (["ops"], {"VLLM_KUNLUN_ISA": "mmx"}, "VLLM_KUNLUN_ISA=mmx"),
+        (["bench", "peers", "--output", "/proc/none/x.json"], {}, "/proc/none"),
+    ],
+)
+def test_failure_of_a_command_is_explained_without_a_traceback(arguments, variables, message, tmp_path):
+    variables = {"VLLM_KUNLUN_CACHE_DIR": str(tmp_path), "VLLM_KUNLUN_TARGET": "host", **variables}
+    done = run_script(*arguments, **variables)
+    assert done.returncode == 1
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr + done.stdout
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments", "name"),
+    [("torch", "ops", "torch"), ("torch", "build", "torch"), ("vllm", "serve org/model --port 0", "vLLM")],
+)
+def test_missing_package_is_explained(module, arguments, name, tmp_path):
+    (tmp_path / f"{module}.py").write_text(f"raise ModuleNotFoundError('none', name={module!r})")
+    (tmp_path / "models--org--model").mkdir()
+    done = run_script(
+        *arguments.split(), PYTHONPATH=str(tmp_path), HF_HUB_CACHE=str(tmp_path), VLLM_KUNLUN_TARGET="host"
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"error: {name} is not installed in this Python environment")
+
+
+def test_doctor_names_a_setting_that_cannot_be_used():
+    done = run_script("doctor", VLLM_KUNLUN_ISA="mmx")
+    assert done.returncode == 1
+    assert "fail target: VLLM_KUNLUN_ISA=mmx" in done.stdout
+    assert "Traceback" not in done.stderr
+
+
 def test_unknown_command_is_a_usage_error(run):
     result = run("sevre")
     assert result.exit_code == 2

@@ -348,12 +348,3 @@ def test_refused_target_stops_before_vllm(vllm, monkeypatch):
     with pytest.raises(CommandError, match="the driver is missing"):
         serve.serve(["org/model"])
     assert vllm.arguments is None
-
-
-def test_missing_vllm_is_explained(vllm, monkeypatch):
-    def no_vllm():
-        raise ModuleNotFoundError("No module named 'vllm'", name="vllm")
-
-    monkeypatch.setattr(serve, "_vllm_main", no_vllm)
-    with pytest.raises(CommandError, match="vLLM is not installed"):
-        serve.serve(["org/model"])

@@ -9,6 +9,10 @@ from typing import Annotated
 import typer
 
 from vllm_kunlun.cli.screen import CommandError, fail
+from vllm_kunlun.platforms.envs import EnvironmentVariableError
+
+INSTALLED_SEPARATELY = {"torch": "torch", "vllm": "vLLM", "filelock": "filelock"}
+"""Modules that commands need and a plain installation of this package does not bring, and their names."""
 
 PASS_THROUGH = {"allow_extra_args": True, "ignore_unknown_options": True}
 
@@ -134,11 +138,19 @@ def version_command() -> None:
 
 
 def main() -> None:
-    """Run the command line; an error that a command explains is printed without a traceback."""
+    """Run the command line.
+
+    An error that a command explains, a bad setting and a missing package are printed without a traceback.
+    """
     try:
         app()
-    except CommandError as error:
+    except (CommandError, EnvironmentVariableError) as error:
         fail(str(error))
+    except ModuleNotFoundError as error:
+        if error.name not in INSTALLED_SEPARATELY:
+            raise
+        name = INSTALLED_SEPARATELY[error.name]
+        fail(f"{name} is not installed in this Python environment. ./kunlun installs it; or see: vllm-kunlun doctor")
 
 
 if __name__ == "__main__":

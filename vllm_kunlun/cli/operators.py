@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from vllm_kunlun.cli.screen import CommandError
+
+if TYPE_CHECKING:
+    from vllm_kunlun.ops import OpRow
 
 
 def show_ops(as_json: bool) -> None:
-    """Print the table of ops; imports torch and loads the kernels."""
-    from vllm_kunlun import ops
+    """Print the table of ops; imports torch and loads the kernels.
 
-    table = ops.table()
+    Raises CommandError when the kernels cannot be compiled.
+    """
+    table = _table()
     if as_json:
         print(json.dumps([asdict(row) for row in table], indent=2))
         return
@@ -23,3 +31,14 @@ def show_ops(as_json: bool) -> None:
     for row in table:
         grid.add_row(row.name, row.provider, row.instruction_set or "-", row.reason)
     Console().print(grid)
+
+
+def _table() -> Sequence[OpRow]:
+    from vllm_kunlun import ops
+    from vllm_kunlun.ops.native.build import BuildError
+    from vllm_kunlun.ops.native.library import HostKernelsUnavailable
+
+    try:
+        return ops.table()
+    except (BuildError, HostKernelsUnavailable) as error:
+        raise CommandError(str(error)) from error

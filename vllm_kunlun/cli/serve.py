@@ -66,7 +66,7 @@ def _positional_among_flags(command: CommandLine) -> str | None:
     """Return a model that follows other flags. Only vLLM's parser knows which flags take a value."""
     if not command.may_have_positional():
         return None
-    parser = _import_vllm(_serve_parser)
+    parser = _serve_parser()
     try:
         return parser.parse_args(list(command.arguments)).model_tag
     except SystemExit as error:
@@ -88,17 +88,6 @@ def _vllm_main() -> Callable[[], None]:
     return main
 
 
-def _import_vllm(load: Callable[[], Any]) -> Any:
-    try:
-        return load()
-    except ModuleNotFoundError as error:
-        if error.name != "vllm":
-            raise
-        raise CommandError(
-            "vLLM is not installed in this Python environment. ./kunlun installs it; or see: vllm-kunlun doctor"
-        ) from error
-
-
 class _EngineWatch(logging.Handler):
     """Notices that vLLM lost its engine: its server then ends as if it had been asked to, with exit code 0."""
 
@@ -115,7 +104,7 @@ def _run(command: CommandLine, arguments: Sequence[str]) -> NoReturn:
     with tempfile.NamedTemporaryFile("r", prefix="vllm-kunlun-", suffix=".error", encoding="utf-8") as errors:
         os.environ[ERROR_FILE] = errors.name
         try:
-            main = _import_vllm(_vllm_main)
+            main = _vllm_main()
             shorten_start_errors()  # vLLM may have been imported, and so called register(), before the file was named
             logging.getLogger("vllm").addHandler(watch)  # importing vLLM sets this logger's handlers anew
             main()

@@ -100,12 +100,22 @@ def _compile(tools: Toolchain, build_dir: Path) -> Path:
 
 def build(tools: Toolchain) -> Path:
     """Compiles the library if it is not in the cache and returns its path. Raises BuildError."""
-    import torch
-    from filelock import FileLock
-
     target = library_path()
     if target.is_file():
         return target
+    try:
+        return _build_locked(tools, target)
+    except OSError as error:
+        raise BuildError(
+            f"the host kernels cannot be written to {target.parent}: {error.strerror or error}."
+            " Set VLLM_KUNLUN_CACHE_DIR to another directory"
+        ) from error
+
+
+def _build_locked(tools: Toolchain, target: Path) -> Path:
+    import torch
+    from filelock import FileLock
+
     source_key = hashlib.sha256(str(source_dir()).encode()).hexdigest()[:8]
     build_dir = target.parent / f"build-torch{torch.__version__}-{source_key}"
     build_dir.mkdir(parents=True, exist_ok=True)

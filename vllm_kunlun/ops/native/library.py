@@ -33,10 +33,9 @@ def load() -> Any:
 
     Raises HostKernelsUnavailable without a compiler and BuildError when compiling fails.
     """
-    path = _find_or_build()
-    torch.ops.load_library(str(path))
+    limit = envs.ISA.get()  # before minutes of compiling
+    torch.ops.load_library(str(_find_or_build()))
     functions = torch.ops.kunlun_host
-    limit = envs.ISA.get()
     functions.set_isa_limit("amx" if limit == "auto" else limit)
     return functions
 

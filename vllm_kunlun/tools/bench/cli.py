@@ -58,12 +58,12 @@ def peers(
         result = compare(servers, works, plan)
         if append and output.exists():
             result = report.merge(json.loads(output.read_text()), result)
-    except (BenchError, DemoModelError, ValueError) as error:
+        report.write_json(output, result)
+        if page is not None:
+            write_page(page, result)
+    except (BenchError, DemoModelError, OSError, ValueError) as error:
         typer.echo(f"bench peers: {error}", err=True)
         raise typer.Exit(1) from error
-    report.write_json(output, result)
-    if page is not None:
-        write_page(page, result)
     typer.echo(report.markdown_table(result))
 
 

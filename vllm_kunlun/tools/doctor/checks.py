@@ -171,9 +171,9 @@ def devices(facts: Facts) -> Iterator[Finding]:
 
 
 def kernels(facts: Facts) -> Iterator[Finding]:
-    """The compiled kernels, the compiler, and who serves the ops."""
+    """The compiled kernels, the compiler, and who serves the ops; a target that cannot be used has none."""
     found = facts.kernels
-    if facts.choice.target not in (None, "host"):
+    if facts.choice.error is not None or facts.choice.target not in (None, "host"):
         return
     if found.error:
         yield fail("kernels", found.error, "vllm-kunlun build compiles them again; a broken library may be deleted")

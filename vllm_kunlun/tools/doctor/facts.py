@@ -147,7 +147,7 @@ def kernel_facts() -> KernelFacts:
         if not path.is_file():
             return known
         return replace(known, library=str(path), providers=_count_providers())
-    except (RuntimeError, OSError) as error:
+    except (RuntimeError, OSError, envs.EnvironmentVariableError) as error:
         return replace(known, error=str(error))
 
 
