@@ -35,10 +35,28 @@ def show_ops(as_json: bool) -> None:
 
 def _table() -> Sequence[OpRow]:
     from vllm_kunlun import ops
-    from vllm_kunlun.ops.native.build import BuildError
-    from vllm_kunlun.ops.native.library import HostKernelsUnavailable
+    from vllm_kunlun.platforms.probe import current_choice
 
     try:
+        if current_choice().target == "emulated":
+            from vllm_kunlun import emulator
+
+            emulator.install()
         return ops.table()
-    except (BuildError, HostKernelsUnavailable) as error:
+    except _start_errors() as error:
         raise CommandError(str(error)) from error
+
+
+def _start_errors() -> tuple[type[Exception], ...]:
+    """What stops a server before it loads weights, too."""
+    from vllm_kunlun.emulator import EmulatorSettingError
+    from vllm_kunlun.ops import WrongProvider
+    from vllm_kunlun.ops.native.build import BuildError
+    from vllm_kunlun.ops.native.library import HostKernelsUnavailable
+    from vllm_kunlun.targets.p800.probe import MissingVendorOps, UnknownStack
+    from vllm_kunlun.targets.p800.questions import UnexpectedAnswer
+
+    return (
+        BuildError, HostKernelsUnavailable, WrongProvider, MissingVendorOps, UnknownStack, UnexpectedAnswer,
+        EmulatorSettingError,
+    )  # fmt: skip

@@ -9,7 +9,7 @@ from vllm_kunlun.ops import norm as _norm  # noqa: F401
 from vllm_kunlun.ops import rotary as _rotary  # noqa: F401
 from vllm_kunlun.ops import sampling as _sampling  # noqa: F401
 from vllm_kunlun.ops.contract import Case, Op, ops
-from vllm_kunlun.ops.providers.selection import OpRow, activate
+from vllm_kunlun.ops.providers.selection import OpRow, WrongProvider, activate
 
 
 def table() -> list[OpRow]:
@@ -17,4 +17,4 @@ def table() -> list[OpRow]:
     return list(activate())
 
 
-__all__ = ["Case", "Op", "OpRow", "activate", "ops", "table"]
+__all__ = ["Case", "Op", "OpRow", "WrongProvider", "activate", "ops", "table"]

@@ -6,17 +6,23 @@ import logging
 from dataclasses import dataclass
 from functools import cache
 
+import torch
+
 from vllm_kunlun.ops import contract
 from vllm_kunlun.ops.native import library
 from vllm_kunlun.ops.providers import torch_provider
-from vllm_kunlun.platforms import envs
+from vllm_kunlun.platforms import envs, probe
 
 logger = logging.getLogger("vllm.kunlun")
 
 
+class WrongProvider(ValueError):
+    """The asked provider cannot serve this target."""
+
+
 @dataclass(frozen=True)
 class OpRow:
-    """Who serves one op: ``instruction_set`` is that of the compiled kernel, or ``torch``."""
+    """Who serves one op: ``instruction_set`` is that of the compiled kernel, the vendor's stack, or ``torch``."""
 
     name: str
     provider: str
@@ -24,13 +30,13 @@ class OpRow:
     instruction_set: str
 
 
-def _torch_row(name: str, reason: str) -> OpRow:
-    contract.register(name, torch_provider.implementation(name), "CPU")
+def _torch_row(name: str, reason: str, dispatch_key: str = "CPU") -> OpRow:
+    contract.register(name, torch_provider.implementation(name), dispatch_key)
     return OpRow(name, "torch", reason, "torch")
 
 
-def _all_torch(reason: str) -> list[OpRow]:
-    return [_torch_row(name, reason) for name in contract.ops()]
+def _all_torch(reason: str, dispatch_key: str = "CPU") -> list[OpRow]:
+    return [_torch_row(name, reason, dispatch_key) for name in contract.ops()]
 
 
 def _bind_host(reason: str) -> list[OpRow]:
@@ -52,13 +58,34 @@ def _automatic() -> list[OpRow]:
         return _all_torch("no compiled library")
 
 
+def _bind_p800(emulated: bool) -> list[OpRow]:
+    """The P800's ops on its device, or on CPU tensors with the emulator, which must be installed by then."""
+    from vllm_kunlun.ops.providers import p800
+    from vllm_kunlun.targets.p800.probe import generation_here, probe
+
+    device, key = (torch.device("cpu"), "CPU") if emulated else (torch.device("cuda"), "CUDA")
+    wanted = envs.OPS_PROVIDER.get()
+    if wanted == "host":
+        raise WrongProvider(f"{envs.OPS_PROVIDER.name}=host has kernels for the host target only; unset it")
+    if wanted == "torch":
+        return _all_torch(f"{envs.OPS_PROVIDER.name}=torch", key)
+    generation = generation_here(emulated)
+    reasons = p800.bind(probe(generation), device, key)
+    return [OpRow(name, "p800", reason, generation.value) for name, reason in reasons.items()]
+
+
 @cache
 def activate() -> tuple[OpRow, ...]:
-    """Binds every op for CPU tensors, once per process, as ``VLLM_KUNLUN_OPS_PROVIDER`` says.
+    """Binds every op for the target's tensors, once per process, as ``VLLM_KUNLUN_OPS_PROVIDER`` says.
 
-    ``auto`` takes the compiled kernels, or torch with a warning where there is no compiler. A compiler that fails is an
-    error (BuildError), and so is ``host`` without a compiler (HostKernelsUnavailable).
+    On the host target ``auto`` takes the compiled kernels, or torch with a warning where there is no compiler. A
+    compiler that fails is an error (BuildError), and so is ``host`` without a compiler (HostKernelsUnavailable). On the
+    targets p800 and emulated ``auto`` takes the vendor's callables; those that are needed and not installed are one
+    error (MissingVendorOps), so that a server stops before it loads weights.
     """
+    target = probe.current_choice().target
+    if target in ("p800", "emulated"):
+        return tuple(_bind_p800(emulated=target == "emulated"))
     wanted = envs.OPS_PROVIDER.get()
     if wanted == "torch":
         return tuple(_all_torch("VLLM_KUNLUN_OPS_PROVIDER=torch"))
@@ -67,4 +94,4 @@ def activate() -> tuple[OpRow, ...]:
     return tuple(_automatic())
 
 
-__all__ = ["OpRow", "activate"]
+__all__ = ["OpRow", "WrongProvider", "activate"]

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from vllm_kunlun.platforms import envs
 from vllm_kunlun.targets.p800.contract import Argument, Contract, Generation, Presence, VendorOp
 from vllm_kunlun.targets.p800.contract_load import load
 
@@ -19,6 +20,10 @@ DifferenceKind = Literal["absent", "absent keyword", "other keyword", "unknown k
 
 class MissingVendorOps(RuntimeError):
     """Callables that the configuration needs are not installed."""
+
+
+class UnknownStack(RuntimeError):
+    """The installed torch belongs to no known generation of the vendor's libraries."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +127,22 @@ class VendorStack:
 def _spellings(argument: Argument, generation: Generation) -> Iterable[str]:
     """The keywords an argument may have: this generation's first, then those of others."""
     return dict.fromkeys((argument.keyword(generation), argument.name, *argument.names.values()))
+
+
+def generation_here(emulated: bool) -> Generation:
+    """The generation that VLLM_KUNLUN_EMULATOR_GENERATION names, or that the installed torch belongs to.
+
+    Raises UnknownStack.
+    """
+    import torch
+
+    if emulated:
+        return Generation(envs.EMULATOR_GENERATION.get())
+    generation = load().generation_of(torch.__version__)
+    if generation is None:
+        known = ", ".join(facts.torch for facts in load().generations.values())
+        raise UnknownStack(f"torch {torch.__version__} is installed; the vendor's libraries are for torch {known}")
+    return generation
 
 
 def probe(generation: Generation, contract: Contract | None = None) -> VendorStack:

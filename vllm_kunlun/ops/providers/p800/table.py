@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,8 @@ from vllm_kunlun.ops.providers.p800 import activation, attention, embedding, kv_
 from vllm_kunlun.ops.providers.p800.vendor import Implementation, Vendor
 from vllm_kunlun.targets.p800.probe import VendorStack
 from vllm_kunlun.targets.p800.questions import ask
+
+logger = logging.getLogger("vllm.kunlun")
 
 _PREFIX = "kunlun_ops."
 
@@ -92,4 +95,6 @@ def bind(stack: VendorStack, device: torch.device, dispatch_key: str) -> dict[st
     """
     for name, function in implementations(stack, device).items():
         contract.register(name, function, dispatch_key)
+        if any(not stack.has(preferred) for preferred in SERVICES[name].prefers):
+            logger.warning("The op %s is served by %s", name, SERVICES[name].reason(stack))
     return {name: SERVICES[name].reason(stack) for name in sorted(contract.ops())}
