@@ -5,12 +5,14 @@ the driver uses; `uninstall` takes it out. It refuses what the contract forbids,
 unwritten, and reproduces the known faults that VLLM_KUNLUN_EMULATOR_FAULTS names.
 """
 
-from vllm_kunlun.emulator.launch_record import Launch, LaunchRecord
+from vllm_kunlun.emulator.launch_record import HostRoundTrip, Launch, LaunchRecord
+from vllm_kunlun.emulator.placement import host
 from vllm_kunlun.emulator.refusal import NotEmulatedYet, VendorRefusal
 from vllm_kunlun.emulator.session import (
     EmulatorStateError,
     Session,
     current,
+    guard,
     install,
     launches,
     running,
@@ -22,6 +24,7 @@ from vllm_kunlun.emulator.vendor import emulated
 __all__ = [
     "EmulatorSettingError",
     "EmulatorStateError",
+    "HostRoundTrip",
     "Launch",
     "LaunchRecord",
     "NotEmulatedYet",
@@ -30,6 +33,8 @@ __all__ = [
     "VendorRefusal",
     "current",
     "emulated",
+    "guard",
+    "host",
     "install",
     "launches",
     "running",

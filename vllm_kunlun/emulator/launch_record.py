@@ -10,6 +10,7 @@ from typing import Any
 from vllm_kunlun.emulator import runtime
 from vllm_kunlun.emulator.settings import Settings
 from vllm_kunlun.emulator.watch import watched_by
+from vllm_kunlun.targets.p800.contract_load import load
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,33 @@ class LaunchRecord:
     def on_sync(self, name: str) -> None:
         """Notes a synchronisation."""
         self.syncs.append(name)
+
+
+class HostRoundTrip(RuntimeError):
+    """Code that must stay on the device waited for it, or went through the host."""
+
+    def __init__(self, name: str) -> None:
+        rule = load().device_rules.get(name)
+        instead = f"; use instead: {rule.instead}" if rule else ""
+        super().__init__(f"{name} makes the host wait for the device, or has no kernel there{instead}")
+
+
+class Guard:
+    """Raises HostRoundTrip where something is reached that the contract's device rules forbid in a step."""
+
+    def on_call(self, call: runtime.DeviceCall, result: Any) -> None:
+        """Launches are allowed."""
+
+    def on_sync(self, name: str) -> None:
+        """Synchronisations are not."""
+        raise HostRoundTrip(name)
+
+
+@contextmanager
+def guarded(settings: Settings) -> Iterator[None]:
+    """Nothing in the block may synchronise with the host; raises HostRoundTrip at the place that does."""
+    with watched_by(Guard(), settings):
+        yield
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from vllm_kunlun.emulator import linear
 from vllm_kunlun.emulator import numerics as _numerics  # noqa: F401  registers the arithmetic
 from vllm_kunlun.emulator.device import EmulatedDevice, emulated_device
 from vllm_kunlun.emulator.dispatcher import DispatcherLibrary
-from vllm_kunlun.emulator.launch_record import LaunchRecord, recorded
+from vllm_kunlun.emulator.launch_record import LaunchRecord, guarded, recorded
 from vllm_kunlun.emulator.settings import Settings
 from vllm_kunlun.emulator.vendor import vendor_callable
 from vllm_kunlun.targets.p800.contract import VendorOp
@@ -94,9 +94,14 @@ def running(
 def launches() -> AbstractContextManager[LaunchRecord]:
     """A context that records what a block launches and where the host waits for the device.
 
-    On CPU tensors nothing tells the host's own data from the device's: run only what works on the device inside.
+    Tensors stand for the device's unless `host` marked them: mark what the host may read inside.
     """
     return recorded(current().settings)
+
+
+def guard() -> AbstractContextManager[None]:
+    """A context in which a host synchronisation, or an operator without a device kernel, raises HostRoundTrip."""
+    return guarded(current().settings)
 
 
 def _present(settings: Settings) -> list[VendorOp]:

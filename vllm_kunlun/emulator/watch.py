@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from vllm_kunlun.emulator import runtime
+from vllm_kunlun.emulator import placement, runtime
 from vllm_kunlun.emulator.settings import Settings
 from vllm_kunlun.targets.p800.contract_load import load
 
@@ -101,6 +101,10 @@ class _Operators(TorchDispatchMode):
         return result
 
     def _aten(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        if placement.on_host((args, kwargs)):
+            result = func(*args, **kwargs)
+            placement.keep_on_host(result)
+            return result
         name = operator_name(func)
         sync = _sync_of(name, args, self.settings)
         if sync and not _local.counted:
@@ -151,7 +155,7 @@ class _Methods(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if runtime.busy() or not _goes_to_host(func, args, kwargs):
+        if runtime.busy() or not _goes_to_host(func, args, kwargs) or placement.on_host(args[:1]):
             return func(*args, **kwargs)
         self.observer.on_sync(f"Tensor.{func.__name__}")
         _local.counted, before = True, _local.counted

@@ -126,8 +126,10 @@ class Decode:
             return False
         return not in_region("decode-float32-block-64", (("q", dtype),), block_size=block_size)
 
-    def __call__(self, step: Step, out: Tensor, query: Tensor, pages: Pages, table: Tensor, lengths: Offsets) -> None:
-        """`lengths` holds the number of keys of each request in both places."""
+    def __call__(
+        self, step: Step, out: Tensor, query: Tensor, pages: Pages, table: Tensor, lengths: Tensor, seq_lens: Tensor
+    ) -> None:
+        """`lengths` on the host and `seq_lens` on the device hold the number of keys of each request."""
         _, heads, size = query.shape
         kv_heads, block_size = pages.key.shape[1:3]
         columns = table.size(1)
@@ -137,7 +139,7 @@ class Decode:
         for part in decode_parts(query.size(0)):
             self._function(
                 out=out[part], q=query[part].contiguous().unsqueeze(0), k_cache=pages.key, v_cache=pages.value,
-                context_lens_cpu=lengths.host[part], context_lens_xpu=lengths.device[part],
+                context_lens_cpu=lengths[part], context_lens_xpu=seq_lens[part],
                 batch_num=part.stop - part.start, qlen=1, max_context_len=columns * block_size, head_num=heads,
                 head_dim=size, scale=step.scale, kv_head_num=kv_heads, block_size=block_size,
                 max_num_blocks_per_seq=columns, block_tables=table[part], **options,
@@ -175,8 +177,8 @@ def paged_attention(vendor: Vendor) -> Implementation:
         decodes = leading_decodes(starts) if decode.serves(step, query.dtype, key_cache.size(2)) else 0
         zero_unwritten(written, total, decodes, lengths)
         if decodes:
-            both = Offsets(torch.from_numpy(lengths), seq_lens)
-            decode(step, written[:decodes], query[:decodes], pages, table[:decodes], both)
+            rows = slice(0, decodes)
+            decode(step, written[rows], query[rows], pages, table[rows], torch.from_numpy(lengths), seq_lens)
         if total > decodes:
             check_causal(op, causal, starts[decodes:], lengths[decodes:])
             queries = offsets_from(decodes, starts, query_start_loc)

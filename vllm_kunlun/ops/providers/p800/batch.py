@@ -44,22 +44,22 @@ def decode_parts(requests: int) -> Iterator[slice]:
 
 @dataclass(frozen=True)
 class Offsets:
-    """Offsets from 0 of the requests of a part of the batch, int32 [n + 1], in both places."""
+    """Offsets from 0 of the requests of a part of the batch, int32 [n + 1], in both places; `total` is the last."""
 
     host: Tensor
     device: Tensor
+    total: int
 
-    @property
-    def total(self) -> int:
-        """Rows of all requests."""
-        return int(self.host.numpy()[-1])
+
+def _offsets(host: Integers, device: Tensor) -> Offsets:
+    return Offsets(torch.from_numpy(host), device, int(host[-1]))
 
 
 def offsets_from(first: int, starts: Integers, start_loc: Tensor) -> Offsets:
     """Offsets of the requests from `first` on; those before it have a query each."""
     if first == 0:
-        return Offsets(torch.from_numpy(starts), start_loc[: len(starts)])
-    return Offsets(torch.from_numpy(starts[first:] - np.int32(first)), start_loc[first : len(starts)] - first)
+        return _offsets(starts, start_loc[: len(starts)])
+    return _offsets(starts[first:] - np.int32(first), start_loc[first : len(starts)] - first)
 
 
 def offsets_of(lengths: Integers, device_lengths: Tensor) -> Offsets:
@@ -68,7 +68,7 @@ def offsets_of(lengths: Integers, device_lengths: Tensor) -> Offsets:
     np.cumsum(lengths, out=host[1:])
     device = device_lengths.new_zeros(len(lengths) + 1)
     torch.cumsum(device_lengths[: len(lengths)], 0, dtype=torch.int32, out=device[1:])
-    return Offsets(torch.from_numpy(host), device)
+    return _offsets(host, device)
 
 
 def zero_unwritten(out: Tensor, total: int, decodes: int, lengths: Integers) -> None:
