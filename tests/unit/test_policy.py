@@ -10,7 +10,7 @@ import pytest
 import torch
 
 # vLLM resolves its platform on import; the rules are then importable in any order.
-from vllm.config import CacheConfig, CompilationMode, CUDAGraphMode
+from vllm.config import CacheConfig, CompilationMode
 from vllm.v1.attention.selector import AttentionSelectorConfig
 
 from vllm_kunlun.platforms import policy
@@ -33,17 +33,6 @@ def test_compilation_is_resolved_to_none_and_said(caplog: pytest.LogCaptureFixtu
         policy.no_compilation(c)
     assert c.compilation_config.mode is CompilationMode.NONE
     assert "VLLM_COMPILE was resolved to NONE" in caplog.text
-
-
-def test_graph_mode_is_resolved_to_none_and_said(caplog: pytest.LogCaptureFixture) -> None:
-    c = config(compilation_config={"cudagraph_mode": CUDAGraphMode.PIECEWISE, "cudagraph_capture_sizes": [1, 2]})
-    logging.getLogger("vllm").propagate = True
-    with caplog.at_level(logging.INFO, "vllm.kunlun"):
-        policy.no_graphs(c)
-    compilation = c.compilation_config
-    assert (compilation.cudagraph_mode, compilation.cudagraph_capture_sizes) == (CUDAGraphMode.NONE, [])
-    assert compilation.compile_sizes == []
-    assert "PIECEWISE was resolved to NONE" in caplog.text
 
 
 def test_fusion_passes_are_off() -> None:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 from vllm.v1.attention.backend import (
     AttentionBackend,
+    AttentionCGSupport,
     AttentionImpl,
     AttentionMetadata,
     AttentionMetadataBuilder,
@@ -38,6 +39,8 @@ class HostAttentionMetadata(AttentionMetadata):
 
 class HostMetadataBuilder(AttentionMetadataBuilder[HostAttentionMetadata]):
     """Passes vLLM's step buffers on: on this target they already are what the kernel reads."""
+
+    _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.ALWAYS
 
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)

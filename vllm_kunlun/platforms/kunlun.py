@@ -129,8 +129,12 @@ class KunlunPlatform(Platform):
 
     @classmethod
     def support_static_graph_mode(cls) -> bool:
-        """Not on this target yet."""
-        return False
+        """Yes: the host runner wraps the model itself."""
+        return True
+
+    def graph_pool_handle(self) -> Any:
+        """Graphs of the host target have memory of their own."""
+        return None
 
     @classmethod
     def get_punica_wrapper(cls) -> str:

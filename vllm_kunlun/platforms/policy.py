@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from vllm_kunlun.platforms import graph_policy as graphs
 from vllm_kunlun.targets.host import threads
 from vllm_kunlun.targets.host.profile import HOST
 
@@ -34,19 +35,6 @@ def no_compilation(config: VllmConfig) -> None:
     if asked not in (None, CompilationMode.NONE) and not config.model_config.enforce_eager:
         logger.info("Compilation mode %s was resolved to NONE: the host target runs kernels directly", asked.name)
     config.compilation_config.mode = CompilationMode.NONE
-
-
-def no_graphs(config: VllmConfig) -> None:
-    """The host target has no graph capture; an explicit request is answered in the log, not dropped silently."""
-    from vllm.config import CUDAGraphMode
-
-    compilation = config.compilation_config
-    if compilation.cudagraph_mode not in (None, CUDAGraphMode.NONE):
-        logger.info("Graph mode %s was resolved to NONE: the host target runs eagerly", compilation.cudagraph_mode.name)
-    compilation.cudagraph_mode = CUDAGraphMode.NONE
-    compilation.cudagraph_capture_sizes = []
-    compilation.max_cudagraph_capture_size = 0
-    compilation.compile_sizes = []
 
 
 def no_fusion_passes(config: VllmConfig) -> None:
@@ -115,13 +103,13 @@ def no_triton(config: VllmConfig) -> None:
         )
 
 
-DEFAULTS: tuple[Rule, ...] = (no_compilation,)
+DEFAULTS: tuple[Rule, ...] = (no_compilation, graphs.whole_steps, graphs.capture_sizes)
 RULES: tuple[Rule, ...] = (
     no_triton,
     supported_dtype,
     ranks_fit_cpus,
     no_compilation,
-    no_graphs,
+    graphs.only_where_steps_can_be_captured,
     no_fusion_passes,
     own_worker,
     synchronous_scheduling,

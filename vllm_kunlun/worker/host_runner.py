@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch
-from vllm.config import VllmConfig
+from torch import nn
+from vllm.compilation.cuda_graph import CUDAGraphWrapper
+from vllm.config import CUDAGraphMode, VllmConfig
 from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheConfig
 from vllm.v1.utils import CpuGpuBuffer
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from vllm_kunlun import layers
+from vllm_kunlun.graph.host_graph import CannotCapture, HostGraphWrapper
 from vllm_kunlun.sampling import build_sampler, use_min_p_op
 from vllm_kunlun.targets.host import weights
 from vllm_kunlun.targets.host.memory import zeros_on_demand
+
+logger = logging.getLogger("vllm.kunlun")
 
 
 def _share(holder: Any) -> None:
@@ -25,6 +31,8 @@ def _share(holder: Any) -> None:
 
 class HostModelRunner(GPUModelRunner):
     """Runs one rank's model on the CPU."""
+
+    model: nn.Module | HostGraphWrapper
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         super().__init__(vllm_config, device)
@@ -45,8 +53,30 @@ class HostModelRunner(GPUModelRunner):
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """Loads the model as vLLM does, gathers its weights, then hands its layers to the op contract."""
         super().load_model(*args, **kwargs)
-        weights.gather(self.model)
-        layers.use_ops(self.model)
+        model = self.get_model()
+        weights.gather(model)
+        layers.use_ops(model)
+        graphs = isinstance(self.model, CUDAGraphWrapper)
+        self.model = HostGraphWrapper(model, self.vllm_config) if graphs else model
+
+    def capture_model(self) -> int:
+        """Captures the smallest step, to find out whether this model's steps can be; others follow when they come.
+
+        Returns the bytes of the graphs' memory. A model that cannot be captured runs eagerly, and the log says why.
+        """
+        for mode, batches in self.cudagraph_dispatcher.get_capture_descs():
+            smallest = batches[-1]
+            try:
+                self._dummy_run(smallest.num_tokens, mode, uniform_decode=smallest.uniform, is_graph_capturing=True)
+            except CannotCapture as error:
+                self._run_eagerly(error)
+        return self.model.memory() if isinstance(self.model, HostGraphWrapper) else 0
+
+    def _run_eagerly(self, reason: Exception) -> None:
+        logger.warning("Graph mode %s was resolved to NONE: %s", self.compilation_config.cudagraph_mode.name, reason)
+        self.compilation_config.cudagraph_mode = CUDAGraphMode.NONE
+        self.cudagraph_dispatcher.initialize_cudagraph_keys(CUDAGraphMode.NONE)
+        self.model = self.get_model()
 
     def _allocate_kv_cache_tensors(self, kv_cache_config: KVCacheConfig) -> dict[str, torch.Tensor]:
         """One zeroed int8 tensor per KV cache tensor, by layer name; tensors packed into one backing share it."""

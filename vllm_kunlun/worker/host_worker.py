@@ -20,6 +20,7 @@ from vllm_kunlun import ops
 from vllm_kunlun.ops.native import library
 from vllm_kunlun.ops.native.build import BuildError
 from vllm_kunlun.platforms import envs
+from vllm_kunlun.platforms.graph_policy import no_graphs
 from vllm_kunlun.platforms.start_error import StartError
 from vllm_kunlun.targets.host import memory, threads
 from vllm_kunlun.upstream.patches import apply_host_patches
@@ -60,7 +61,7 @@ class HostWorker(Worker):
         end_with_parent()
         apply_host_patches()
         self.device = torch.device("cpu")
-        self._start_threads()
+        self._start_ops()
         init_worker_distributed_environment(
             self.vllm_config, self.rank, self.distributed_init_method, self.local_rank, current_platform.dist_backend
         )
@@ -69,10 +70,15 @@ class HostWorker(Worker):
         init_workspace_manager(self.device, 1)
         self.model_runner = HostModelRunner(self.vllm_config, self.device)
 
-    def _start_threads(self) -> None:
+    def _start_ops(self) -> None:
         rows = _activate_ops()
         if self.rank == 0:
             logger.info("%s", _summary(rows))
+        if all(row.provider == "torch" for row in rows):
+            no_graphs(self.vllm_config, "only the compiled kernels come with a recorder")
+        self._start_threads(rows)
+
+    def _start_threads(self, rows: Sequence[ops.OpRow]) -> None:
         plan = threads.plan(self.local_rank, self.parallel_config.local_world_size)
         if any(row.provider == "host" for row in rows):
             library.configure_threads(list(plan.cpus), plan.num_threads, envs.SPIN_US.get())
@@ -113,6 +119,7 @@ class HostWorker(Worker):
 
     def compile_or_warm_up_model(self) -> CompilationTimes:
         """There is nothing to compile: the profile run has already touched every kernel."""
+        self.model_runner.capture_model()
         set_random_seed(self.model_config.seed)
         return CompilationTimes(language_model=0.0, encoder=0.0)
 

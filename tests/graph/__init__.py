@@ -1,0 +1,1 @@
+"""Kunlun Graph: recording and replaying steps."""

@@ -1,0 +1,1 @@
+"""Kunlun Graph: a step captured once and replayed without Python per op."""
