@@ -105,7 +105,11 @@ def test_cache_writes_in_other_layouts(served: dict[str, Callable[..., None]]) -
 
 def test_attention_refuses_caches_that_the_kernel_would_read_wrong(served: dict[str, Callable[..., None]]) -> None:
     op = ops.ops()["paged_attention"]
-    layouts = [case for case in cases(op, torch.float16) if not case.args["key_cache"].is_contiguous()]
+    layouts = [
+        case
+        for case in cases(op, torch.float16)
+        if case.args["out"].numel() and not case.args["key_cache"].is_contiguous()
+    ]
     assert len(layouts) > 20
     for case in layouts:
         if case.name not in REFUSED[op.name]:
