@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.contract.checking import check
-from tests.emulated.provider import implementations, in_target_layout, with_host_copies
+from tests.emulated.provider import implementations, in_target_layout, single_threaded, with_host_copies
 from vllm_kunlun import emulator, ops
 from vllm_kunlun.ops.providers import p800
 
@@ -44,7 +44,7 @@ REFUSED = {
 @pytest.fixture(params=["torch25", "torch29"])
 def served(request: pytest.FixtureRequest) -> Iterator[dict[str, Callable[..., None]]]:
     """The provider's functions on each generation, with every default of the emulator."""
-    with emulator.running(request.param):
+    with single_threaded(), emulator.running(request.param):
         yield implementations()
 
 

@@ -3,7 +3,15 @@
 import pytest
 import torch
 
+from tests.emulated.provider import single_threaded
 from vllm_kunlun import emulator
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """Thousands of small operators: threads that wait for each other would take most of the time."""
+    with single_threaded():
+        yield
 
 
 @pytest.fixture(autouse=True)

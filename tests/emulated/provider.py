@@ -1,5 +1,6 @@
 """The P800 provider on an installed emulator, and the contract's cases as the target lays their caches out."""
 
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
@@ -28,3 +29,14 @@ def in_target_layout(case):
         return case
     stacked = torch.stack([case.args["key_cache"], case.args["value_cache"]])
     return replace(case, args={**case.args, "key_cache": stacked[0], "value_cache": stacked[1]})
+
+
+@contextmanager
+def single_threaded():
+    """torch computes on one thread until the block ends."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

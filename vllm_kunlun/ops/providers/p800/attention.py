@@ -21,7 +21,7 @@ from vllm_kunlun.ops.providers.p800.batch import (
     leading_decodes,
     offsets_from,
     offsets_of,
-    zero_unwritten,
+    zero_keyless,
 )
 from vllm_kunlun.ops.providers.p800.dense import dense, settle
 from vllm_kunlun.ops.providers.p800.pages import Pages, pages_of
@@ -175,10 +175,12 @@ def paged_attention(vendor: Vendor) -> Implementation:
         pages = pages_of(op, key_cache, value_cache)
         table, written = pages.table(block_table[:requests]), dense(out)
         decodes = leading_decodes(starts) if decode.serves(step, query.dtype, key_cache.size(2)) else 0
-        zero_unwritten(written, total, decodes, lengths)
+        if total < written.size(0):
+            written[total:].zero_()
         if decodes:
             rows = slice(0, decodes)
             decode(step, written[rows], query[rows], pages, table[rows], torch.from_numpy(lengths), seq_lens)
+            zero_keyless(written[rows], lengths[:decodes], seq_lens)
         if total > decodes:
             check_causal(op, causal, starts[decodes:], lengths[decodes:])
             queries = offsets_from(decodes, starts, query_start_loc)
@@ -218,7 +220,8 @@ def varlen_attention(vendor: Vendor) -> Implementation:
         step = Step(op, query, key.size(1), scale, causal, window, softcap, alibi_slopes, sinks)
         check_causal(op, causal, starts, key_starts[1:] - key_starts[:-1])
         total, written = int(starts[-1]), dense(out)
-        zero_unwritten(written, total, 0, key_starts[:0])
+        if total < written.size(0):
+            written[total:].zero_()
         if total:
             queries = offsets_from(0, starts, query_start_loc)
             keys = offsets_from(0, key_starts, key_start_loc)

@@ -71,12 +71,10 @@ def offsets_of(lengths: Integers, device_lengths: Tensor) -> Offsets:
     return _offsets(host, device)
 
 
-def zero_unwritten(out: Tensor, total: int, decodes: int, lengths: Integers) -> None:
-    """Zeroes the rows that the kernels leave as they are: those past the last request, and decodes without keys."""
-    if total < out.size(0):
-        out[total:].zero_()
-    if decodes and not lengths[:decodes].all():
-        out[:decodes].zero_()
+def zero_keyless(out: Tensor, lengths: Integers, seq_lens: Tensor) -> None:
+    """Zeroes the rows of decodes without keys, [n, H, D], which the kernel leaves as they are."""
+    if not lengths.all():
+        out.masked_fill_((seq_lens[: len(lengths)] == 0).view(-1, 1, 1), 0)
 
 
 def check_causal(op: str, causal: bool, starts: Integers, lengths: Integers) -> None:
