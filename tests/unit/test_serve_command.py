@@ -47,6 +47,7 @@ def vllm(monkeypatch):
     monkeypatch.setattr(prechecks, "CHECKS", ())
     monkeypatch.setattr(sys, "argv", ["vllm-kunlun"])
     monkeypatch.setenv(ERROR_FILE, "")
+    monkeypatch.setenv("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
     monkeypatch.delenv("VLLM_LOGGING_LEVEL", raising=False)
     return Vllm
 
@@ -58,6 +59,18 @@ def request(*arguments, choice=HOST):
 def checkpoint(folder, **config):
     (folder / "config.json").write_text(json.dumps(config))
     return str(folder)
+
+
+# --- processes ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("chosen", "used"), [(None, "fork"), ("spawn", "spawn")])
+def test_the_engine_is_forked_unless_the_user_chose(vllm, monkeypatch, chosen, used):
+    if chosen is None:
+        monkeypatch.delenv("VLLM_WORKER_MULTIPROC_METHOD")
+    with pytest.raises(SystemExit):
+        serve.serve(("some/model",))
+    assert os.environ["VLLM_WORKER_MULTIPROC_METHOD"] == used
 
 
 # --- defaults -----------------------------------------------------------------------------------------------------

@@ -88,8 +88,8 @@ def cpu_profiler(config: VllmConfig) -> None:
 
 
 def spawned_workers(config: VllmConfig) -> None:
-    """A forked worker would inherit kernel threads that do not exist in it."""
-    os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
+    """A forked worker would inherit kernel threads that do not exist in it; whoever forks knows that there are none."""
+    os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
 
 
 def no_triton(config: VllmConfig) -> None:
