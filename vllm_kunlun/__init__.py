@@ -69,6 +69,7 @@ def register_model() -> None:
         from vllm_kunlun import layers
 
         patches.apply_torch_patches()
+        patches.apply_start_patches()
         layers.register()
 
 

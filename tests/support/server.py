@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ def free_port() -> int:
 
 
 class LiveServer:
-    """`vllm-kunlun serve MODEL FLAGS` on a free loopback port; ready once made."""
+    """`vllm-kunlun serve MODEL FLAGS` on a free loopback port; ready once made, or once its log holds `until`."""
 
     def __init__(
         self,
@@ -48,6 +48,7 @@ class LiveServer:
         entry: str = "vllm-kunlun",
         env: Mapping[str, str] | None = None,
         name: str = "model",
+        until: str | None = None,
     ) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
@@ -66,14 +67,14 @@ class LiveServer:
                 start_new_session=True,
             )
         try:
-            self._wait_ready()
+            self._wait(self.healthy if until is None else lambda: until in self.text())
         except BaseException:
             self.kill()
             raise
 
-    def _wait_ready(self) -> None:
+    def _wait(self, is_ready: Callable[[], bool]) -> None:
         deadline = time.monotonic() + START_TIMEOUT_S
-        while not self.healthy():
+        while not is_ready():
             assert self.process.poll() is None, f"the server ended with {self.process.returncode}:\n{self.tail()}"
             assert time.monotonic() < deadline, f"not ready after {START_TIMEOUT_S} s:\n{self.tail()}"
             time.sleep(0.1)
@@ -110,18 +111,14 @@ class LiveServer:
         except psutil.NoSuchProcess:
             return []
 
-    def terminate(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
-        """End with SIGTERM, as a service manager does, and return the exit code."""
-        self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(timeout_s)
-
-    def stop_cleanly(self) -> None:
-        """End with SIGTERM; no process may stay behind, and no traceback may enter the log from here on."""
+    def stop_cleanly(self, ending: signal.Signals = signal.SIGTERM, expected: int = 0) -> None:
+        """End with a signal; no process may stay behind, and no traceback may enter the log from here on."""
         children, before = self.descendants(), len(self.text())
-        code = self.terminate()
+        self.process.send_signal(ending)
+        code = self.process.wait(STOP_TIMEOUT_S)
         _, alive = psutil.wait_procs(children, timeout=10)
         log = self.text()[before:]
-        assert code == 0, f"exit code {code}:\n{self.tail()}"
+        assert code == expected, f"exit code {code}:\n{self.tail()}"
         assert not alive, f"processes left behind: {alive}"
         assert "Traceback (most recent call last)" not in log, log[log.index("Traceback") :][:4000]
 

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import inspect
+import signal
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 import vllm.envs
+import zmq
+from vllm.entrypoints.openai.cli_args import make_arg_parser
+from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 import vllm_kunlun
 from vllm_kunlun.platforms.envs import VARIABLES
@@ -49,6 +56,54 @@ def test_slot_mapping_kernel_still_needs_triton() -> None:
 
     assert "@triton.jit" in inspect.getsource(block_table)
     assert hasattr(block_table, "_compute_slot_mapping_kernel")
+
+
+def swallow_or_raise(context) -> None:
+    with context:
+        raise KeyboardInterrupt("terminated")
+
+
+def test_start_socket_still_swallows_an_interrupt(tmp_path: Path) -> None:
+    swallow_or_raise(ledger.original(patches.START_SOCKET)(f"ipc://{tmp_path}/a", zmq.PULL, bind=True))
+
+
+def test_start_socket_lets_an_interrupt_out_and_closes(tmp_path: Path) -> None:
+    wrapped = patches.START_SOCKET.make(ledger.original(patches.START_SOCKET))
+    sockets = []
+    with pytest.raises(KeyboardInterrupt, match="terminated"), wrapped(f"ipc://{tmp_path}/a", zmq.PULL) as socket:
+        sockets.append(socket)
+        raise KeyboardInterrupt("terminated")
+    assert sockets[0].closed
+    with pytest.raises(ValueError, match="other"), wrapped(f"ipc://{tmp_path}/a", zmq.PULL):
+        raise ValueError("other")
+
+
+@pytest.fixture
+def interrupted(monkeypatch: pytest.MonkeyPatch) -> Callable[[KeyboardInterrupt], argparse.Namespace]:
+    """Makes the server's coroutine raise the interrupt; gives the arguments for the command."""
+
+    def prepare(interrupt: KeyboardInterrupt) -> argparse.Namespace:
+        async def run_server(args: argparse.Namespace) -> None:
+            raise interrupt
+
+        monkeypatch.setattr("vllm.entrypoints.cli.serve.run_server", run_server)
+        return make_arg_parser(FlexibleArgumentParser()).parse_args(["model"])
+
+    monkeypatch.setattr(signal, "getsignal", lambda number: None)  # the test keeps its own handler
+    return prepare
+
+
+def test_serve_command_still_lets_an_interrupt_out(interrupted) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        ledger.original(patches.SERVE_COMMAND)(interrupted(KeyboardInterrupt("terminated")))
+
+
+@pytest.mark.parametrize(("interrupt", "code"), [(KeyboardInterrupt("terminated"), 143), (KeyboardInterrupt(), 130)])
+def test_serve_command_leaves_with_the_signals_code(interrupted, interrupt: KeyboardInterrupt, code: int) -> None:
+    command = patches.SERVE_COMMAND.make(ledger.original(patches.SERVE_COMMAND)).__func__
+    with pytest.raises(SystemExit) as end:
+        command(interrupted(interrupt))
+    assert end.value.code == code
 
 
 def test_vllm_still_warns_of_variables_that_plugins_read(monkeypatch: pytest.MonkeyPatch) -> None:

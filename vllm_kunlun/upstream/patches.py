@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 from vllm_kunlun.platforms import envs
+from vllm_kunlun.upstream import interruption
 from vllm_kunlun.upstream.ledger import Patch, apply
 
 
@@ -64,6 +67,24 @@ KNOWN_VARIABLES = Patch(
     make=_with_own_variables,
 )
 
+START_SOCKET = Patch(
+    target="vllm.v1.engine.utils:zmq_socket_ctx",
+    reason="it swallows the interrupt that SIGTERM or Ctrl-C raises while the engine starts, and the server lives on",
+    distribution="vllm",
+    versions=">=0.25,<0.26",
+    test="tests/upstream/test_ledger.py::test_start_socket_still_swallows_an_interrupt",
+    make=interruption.interruptible,
+)
+
+SERVE_COMMAND = Patch(
+    target="vllm.entrypoints.cli.serve:ServeSubcommand.cmd",
+    reason="an interrupted start ends with a traceback, and Ctrl-C waits until the engine is up",
+    distribution="vllm",
+    versions=">=0.25,<0.26",
+    test="tests/upstream/test_ledger.py::test_serve_command_still_lets_an_interrupt_out",
+    make=interruption.leaving_quietly,
+)
+
 SLOT_MAPPING = Patch(
     target="vllm.v1.worker.block_table:_compute_slot_mapping_kernel",
     reason="a Triton kernel without a hook for platforms that have no Triton",
@@ -93,13 +114,23 @@ SYNCHRONIZE = Patch(
 
 TORCH_PATCHES = (EMPTY_CACHE, SYNCHRONIZE)
 HOST_PATCHES = (SLOT_MAPPING, *TORCH_PATCHES)
-PATCHES = (KNOWN_VARIABLES, *HOST_PATCHES)
+START_PATCHES = (START_SOCKET, SERVE_COMMAND)
+PATCHES = (KNOWN_VARIABLES, *START_PATCHES, *HOST_PATCHES)
 
 
 def apply_torch_patches() -> None:
     """Applies what every process of the host target needs, the engine's included."""
     for patch in TORCH_PATCHES:
         apply(patch)
+
+
+def apply_start_patches() -> None:
+    """Applies what a process needs that starts an engine: not the engine's own, nor a worker's."""
+    if multiprocessing.parent_process() is not None:
+        return
+    apply(START_SOCKET)
+    if "vllm.entrypoints.cli.serve" in sys.modules:  # it belongs to the command line, and is slow to import
+        apply(SERVE_COMMAND)
 
 
 def apply_host_patches() -> None:
