@@ -166,6 +166,8 @@ def test_no_code_of_the_provider_goes_through_the_host(path):
         ("from triton import jit", "triton"),
         ("i = torch.where(mask)", "where with a mask alone"),
         ("x.nonzero()", "nonzero"),
+        ("x.double()", "double"),
+        ("x.to(torch.float64)", "float64"),
     ],
 )
 def test_the_scan_sees_what_it_must(line, name):

@@ -139,6 +139,24 @@ def test_decode_is_split_below_the_batch_limit(monkeypatch, generation, requests
     assert launched == ["kunlun_ops.speculative_attention"] * calls
 
 
+@pytest.mark.parametrize(
+    ("name", "kernels"),
+    [
+        ("one decode", ["speculative_attention"]),
+        ("mixed", ["speculative_attention", "prefill_attention"]),
+        ("chunk after a long context", ["prefill_attention"]),
+        ("alibi", ["prefill_attention"]),
+        ("decode 8 to 1", ["speculative_attention", "prefill_attention"]),
+    ],
+)
+def test_decodes_at_the_front_of_a_batch_have_a_kernel_of_their_own(name, kernels):
+    found = ops.ops()["paged_attention"].cases(torch.Generator().manual_seed(7), torch.float16)
+    case, launched = in_target_layout(next(case for case in found if case.name == name)), []
+    with emulator.running():
+        assert attends_right(case, implementations(), launched)
+    assert launched == [f"kunlun_ops.{kernel}" for kernel in kernels]
+
+
 def test_float32_decode_over_large_blocks_takes_the_other_kernel():
     case, launched = decode_case(3, torch.float32, block_size=64), []
     with emulator.running(faults=["decode-float32-block-64"]):

@@ -91,7 +91,7 @@ def _nothing_for_empty(function: Implementation) -> Implementation:
 def bind(stack: VendorStack, device: torch.device, dispatch_key: str) -> dict[str, str]:
     """Makes this provider serve every op of the contract for `dispatch_key`; returns what serves each, in words.
 
-    Raises as `implementations` does.
+    The kernels are asked on `device`, which must be the process's own by then. Raises as `implementations` does.
     """
     for name, function in implementations(stack, device).items():
         contract.register(name, function, dispatch_key)

@@ -49,10 +49,6 @@ class Vendor:
         """Whether a callable is installed."""
         return self.stack.has(name)
 
-    def takes(self, name: str, argument: str) -> bool:
-        """Whether the installed callable has an argument of the contract."""
-        return self.stack.keyword(name, argument) is not None
-
 
 def fault(name: str) -> KnownFault:
     """A known fault of the vendor contract. Its work-around is applied on every generation: a new build may have it."""
