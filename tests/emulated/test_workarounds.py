@@ -17,9 +17,12 @@ from tests.emulated.provider import implementations, in_target_layout
 from vllm_kunlun import emulator, ops
 from vllm_kunlun.emulator import VendorRefusal
 from vllm_kunlun.ops.contract import Case
-from vllm_kunlun.ops.providers.p800 import batch, linear, vendor
+from vllm_kunlun.ops.providers.p800 import attention, batch, linear, vendor
+from vllm_kunlun.ops.providers.p800.vendor import Vendor
+from vllm_kunlun.targets.p800 import questions
 from vllm_kunlun.targets.p800.contract import Generation
 from vllm_kunlun.targets.p800.contract_load import load
+from vllm_kunlun.targets.p800.probe import Found, probe
 
 CONTRACT = load()
 REQUESTS = torch.Generator().manual_seed(5)
@@ -368,3 +371,44 @@ def test_a_scale_of_zero_weighs_all_keys_alike():
     mean = cache[:3].mean(0).expand(1, 2, 32)
     assert close(args["out"], mean)
     assert not close(naive[:, 0], mean)
+
+
+def test_a_strided_cache_of_one_kv_head_is_written_heads_first():
+    key, value, slots = randn(3, 1, 32), randn(3, 1, 32), torch.tensor([17, -1, 4])
+    caches = torch.zeros(2, 2, 1, 16, 64)
+    for halves in caches:
+        served = halves[..., :32], halves[..., 32:]
+        with emulator.running(faults=["value-slots-several-kv-heads", "blhd-layout-default-false"]):
+            write = implementations()["reshape_and_cache"]
+            (write if halves is caches[0] else ops.ops()["reshape_and_cache"].reference)(*served, key, value, slots)
+    assert caches[1].any() and torch.equal(*caches)
+
+
+@pytest.mark.parametrize(("epsilon", "launches"), [(1e-6, 1), (1e-3, 6)])
+def test_the_fused_norm_serves_only_the_epsilon_that_is_built_into_it(epsilon, launches):
+    positions, table = torch.tensor([2, 5]), formulas.cos_sin_cache(formulas.frequencies(32), 8)
+    qkv, weights = 0.01 * randn(2, 4 * 32), randn(2, 32)
+    outs, expected = ([torch.empty(2, n * 32) for n in (2, 1, 1)] for _ in range(2))
+    rest = (qkv, positions, table, *weights, 2, 1, 32, epsilon, 0.0, True)
+    ops.ops()["split_norm_rope"].reference(*expected, *rest)
+    with emulator.running():
+        served = implementations()
+        with emulator.launches() as record:
+            served["split_norm_rope"](*outs, *rest)
+    assert all(close(out, wanted) for out, wanted in zip(outs, expected, strict=True))
+    assert len(record.launches) == launches
+
+
+def test_a_causal_window_has_no_keys_ahead():
+    passed = {}
+    with emulator.running():
+        stack = probe(emulator.current().settings.generation)
+        known = Vendor(stack, questions.ask(stack, torch.device("cpu")))
+        recording = Found(lambda **arguments: passed.update(arguments), None)
+        found = {**stack.found, questions.PREFILL: recording}
+        varlen = attention.varlen_attention(replace(known, stack=replace(stack, found=found)))
+        query, starts = randn(2, 1, 32), int32(0, 2)
+        for causal, ahead in ((True, 0), (False, 5)):
+            options = (0.2, causal, 3, 5, 0.0, None, None, starts.clone(), starts.clone())
+            varlen(torch.empty_like(query), query, query, query, starts, starts, *options)
+            assert (passed["swa_left"], passed["swa_right"], passed["is_causal"]) == (4, ahead, causal)
