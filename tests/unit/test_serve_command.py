@@ -138,6 +138,13 @@ def test_folder_without_a_checkpoint_is_refused(tmp_path):
         prechecks.model_exists(request(str(tmp_path)))
 
 
+def test_file_in_the_place_of_a_folder_is_refused(tmp_path):
+    weights = tmp_path / "model.safetensors"
+    weights.touch()
+    with pytest.raises(CommandError, match=r"model\.safetensors is a file\. Give the folder"):
+        prechecks.model_exists(request(str(weights)))
+
+
 @pytest.mark.parametrize("model", ["org/model", "gpt2"])
 def test_hub_names_pass(model, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -199,6 +206,11 @@ def used_port():
 def test_port_in_use_is_refused(used_port):
     with pytest.raises(CommandError, match=f"port {used_port}.*choose another with --port"):
         prechecks.port_is_free(request("m", "--host", "127.0.0.1", "--port", used_port))
+
+
+def test_number_that_is_no_port_is_refused():
+    with pytest.raises(CommandError, match=r"--port 99999 is no port.*65535"):
+        prechecks.port_is_free(request("m", "--host", "127.0.0.1", "--port", "99999"))
 
 
 def test_port_in_use_does_not_matter_to_a_socket_file(used_port):

@@ -19,6 +19,7 @@ from vllm_kunlun.cli.screen import CommandError
 from vllm_kunlun.platforms.probe import TargetChoice
 
 HOST_DTYPES = ("bfloat16", "float16", "float32")
+_LAST_PORT = 65535
 _DTYPE_WORDS = ("auto", "half", "float", *HOST_DTYPES)
 
 
@@ -35,11 +36,13 @@ Check = Callable[[Request], None]
 
 
 def model_exists(request: Request) -> None:
-    """Refuse a path that is not there, or a folder without a checkpoint; names on a model hub pass."""
+    """Refuse a path that is not there, and a file or folder without a checkpoint; names on a model hub pass."""
     path = Path(request.model)
     if path.is_dir():
         if not any((path / name).is_file() for name in ("config.json", "params.json")):
             raise CommandError(f"the folder {path} holds no checkpoint: there is no config.json in it")
+    elif path.is_file() and path.suffix != ".gguf":
+        raise CommandError(f"{path} is a file. Give the folder of a checkpoint: the one with config.json in it")
     elif not path.exists() and _looks_like_a_path(request.model):
         hint = _nearest_existing(path)
         raise CommandError(f"there is no model at {request.model}{hint}. Give the folder of a checkpoint")
@@ -84,11 +87,13 @@ def _why_unresolved(endpoint: str) -> str | None:
 
 
 def port_is_free(request: Request) -> None:
-    """Refuse an address that another server listens on."""
+    """Refuse an address that another server listens on, and a port that cannot be."""
     command = request.command
     port = command.value("--port")
     if command.has("--uds", "--headless") or port is None or not port.isdecimal():
         return
+    if int(port) > _LAST_PORT:
+        raise CommandError(f"--port {port} is no port: choose one from 1 to {_LAST_PORT}")
     host = command.value("--host") or "0.0.0.0"
     try:
         _try_bind(host, int(port))
