@@ -14,10 +14,16 @@ from vllm_kunlun.platforms.probe import TargetChoice, current_choice
 from vllm_kunlun.platforms.refusal import QUALIFIED_NAME as REFUSAL
 from vllm_kunlun.platforms.start_error import shorten_start_errors
 from vllm_kunlun.platforms.version import __version__
+from vllm_kunlun.targets.p800 import environment
 
 __all__ = ["__version__", "register", "register_model", "register_reasoning_parser", "register_tool_parser"]
 
-PLATFORM = "vllm_kunlun.platforms.kunlun.KunlunPlatform"
+PLATFORMS = {
+    "host": "vllm_kunlun.platforms.host.HostPlatform",
+    "p800": "vllm_kunlun.platforms.p800.P800Platform",
+    "emulated": "vllm_kunlun.platforms.emulated.EmulatedPlatform",
+}
+"""The platform class of each target."""
 
 logger = logging.getLogger("vllm.kunlun")
 _announced: set[TargetChoice] = set()
@@ -34,7 +40,11 @@ def register() -> str | None:
     _announce(choice)
     if choice.error is not None:
         return REFUSAL
-    return PLATFORM if choice.active else None
+    if choice.target is None:
+        return None
+    if choice.target != "host":
+        environment.prepare(emulated=choice.target == "emulated")
+    return PLATFORMS[choice.target]
 
 
 def _announce(choice: TargetChoice) -> None:
@@ -51,15 +61,14 @@ def _is_platform_ours() -> bool:
     """Tell whether vLLM runs on this plugin's platform; VLLM_PLUGINS may load one entry point without the other."""
     from vllm.platforms import current_platform
 
-    return type(current_platform).__module__ == PLATFORM.rpartition(".")[0]
+    cls = type(current_platform)
+    return f"{cls.__module__}.{cls.__qualname__}" in PLATFORMS.values()
 
 
 def register_model() -> None:
     """Entry point `vllm.general_plugins`: register this plugin's layers, where its platform is active.
 
     vLLM learns the names of this plugin's variables even where the plugin is inactive, since one of them may say so.
-    The engine's process calls torch.accelerator at its end although its workers are processes of their own, so the
-    patches of torch belong to every process.
     """
     from vllm_kunlun.upstream import patches
     from vllm_kunlun.upstream.ledger import apply
@@ -68,9 +77,15 @@ def register_model() -> None:
     if _is_platform_ours():
         from vllm_kunlun import layers
 
-        patches.apply_torch_patches()
+        _prepare_process()
         patches.apply_start_patches()
         layers.register()
+
+
+def _prepare_process() -> None:
+    from vllm.platforms import current_platform
+
+    current_platform.prepare_process()
 
 
 def register_reasoning_parser() -> None:

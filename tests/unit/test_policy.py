@@ -13,8 +13,8 @@ import torch
 from vllm.config import CacheConfig, CompilationMode
 from vllm.v1.attention.selector import AttentionSelectorConfig
 
-from vllm_kunlun.platforms import policy
-from vllm_kunlun.platforms.kunlun import KunlunPlatform
+from vllm_kunlun.platforms import host_policy, policy
+from vllm_kunlun.platforms.host import HostPlatform
 
 
 def config(**parts: dict[str, Any]) -> Any:
@@ -30,7 +30,7 @@ def test_compilation_is_resolved_to_none_and_said(caplog: pytest.LogCaptureFixtu
     c = config(compilation_config={"mode": CompilationMode.VLLM_COMPILE}, model_config={"enforce_eager": False})
     logging.getLogger("vllm").propagate = True
     with caplog.at_level(logging.INFO, "vllm.kunlun"):
-        policy.no_compilation(c)
+        policy.eager_torch(c)
     assert c.compilation_config.mode is CompilationMode.NONE
     assert "VLLM_COMPILE was resolved to NONE" in caplog.text
 
@@ -43,35 +43,35 @@ def test_fusion_passes_are_off() -> None:
     assert found == {"fuse_norm_quant": False, "enable_sp": False, "eliminate_noops": True, "fuse_gemm_comms": None}
 
 
-@pytest.mark.parametrize(("before", "after"), [("auto", policy._WORKER), ("my.Worker", "my.Worker")])
+@pytest.mark.parametrize(("before", "after"), [("auto", host_policy.WORKER), ("my.Worker", "my.Worker")])
 def test_worker_is_ours_unless_named(before: str, after: str) -> None:
     c = config(parallel_config={"worker_cls": before})
-    policy.own_worker(c)
+    host_policy.own_worker(c)
     assert c.parallel_config.worker_cls == after
 
 
 @pytest.mark.parametrize(("specified", "size"), [(False, 32), (True, 128)])
 def test_block_size_is_the_users_when_given(specified: bool, size: int) -> None:
     c = config(cache_config={"user_specified_block_size": specified, "block_size": 128})
-    policy.block_size(c)
+    host_policy.block_size(c)
     assert c.cache_config.block_size == size
 
 
 def test_more_ranks_than_cpus_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_KUNLUN_CPU_BIND", "0,1")
     with pytest.raises(ValueError, match="--tensor-parallel-size"):
-        policy.ranks_fit_cpus(config(parallel_config={"local_world_size": 64}))
+        host_policy.ranks_fit_cpus(config(parallel_config={"local_world_size": 64}))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float8_e4m3fn, torch.int8])
 def test_unsupported_dtype_names_the_supported_ones(dtype: torch.dtype) -> None:
     with pytest.raises(ValueError, match=r"bfloat16, float16, float32\. Set --dtype"):
-        policy.supported_dtype(config(model_config={"dtype": dtype}))
+        host_policy.supported_dtype(config(model_config={"dtype": dtype}))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_supported_dtypes_pass(dtype: torch.dtype) -> None:
-    policy.supported_dtype(config(model_config={"dtype": dtype}))
+    host_policy.supported_dtype(config(model_config={"dtype": dtype}))
 
 
 def test_active_triton_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,7 +81,7 @@ def test_active_triton_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_plain_attention_gets_our_backend() -> None:
-    assert KunlunPlatform.get_attn_backend_cls(None, selector(), 8) == policy._BACKEND
+    assert HostPlatform.get_attn_backend_cls(None, selector(), 8) == "vllm_kunlun.attention.host.HostAttentionBackend"
 
 
 @pytest.mark.parametrize(
@@ -97,17 +97,17 @@ def test_plain_attention_gets_our_backend() -> None:
 )
 def test_attention_that_is_missing_is_named(changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
-        KunlunPlatform.get_attn_backend_cls(None, selector(**changes), 8)
+        HostPlatform.get_attn_backend_cls(None, selector(**changes), 8)
 
 
 @pytest.mark.parametrize(("given", "used"), [(CacheConfig.gpu_memory_utilization, 0.5), (0.9, 0.9), (0.1, 0.1)])
 def test_default_memory_is_half_and_an_explicit_fraction_is_kept(given: float, used: float) -> None:
     c = config(cache_config={"gpu_memory_utilization": given})
-    policy.share_the_machine(c)
+    host_policy.share_the_machine(c)
     assert c.cache_config.gpu_memory_utilization == used
 
 
 @pytest.mark.parametrize("quant", ["fp8", "awq", "compressed-tensors"])
 def test_quantized_checkpoints_are_refused_by_name(quant: str) -> None:
     with pytest.raises(ValueError, match=f"{quant} quantization was asked for.*bfloat16"):
-        KunlunPlatform.verify_quantization(quant)
+        HostPlatform.verify_quantization(quant)

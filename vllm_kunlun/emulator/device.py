@@ -1,4 +1,4 @@
-"""The part of torch.cuda that a driver of the P800 uses, on CPU tensors.
+"""The part of torch.cuda and of torch.accelerator that a driver of the P800 uses, on CPU tensors.
 
 xpytorch shows the card as a CUDA device; these functions give its answers. Sources: public notes of runs on P800 cards.
 """
@@ -49,6 +49,7 @@ class EmulatedDevice:
         self.memory = DeviceMemory.start(memory_bytes)
         self.environ = os.environ if environ is None else environ
         self._current = _Current()
+        self._chosen = False
         # One class for each device, as a graph is made without being told which device it belongs to.
         self.graph_class = type("CUDAGraph", (EmulatedGraph,), {"settings": settings})
 
@@ -66,11 +67,17 @@ class EmulatedDevice:
         return self._current.index
 
     def set_device(self, device: Any) -> None:
-        """Changes this thread's card; raises RuntimeError for one that is not there."""
+        """Changes this thread's card; raises RuntimeError for one that is not there.
+
+        What the process took before it first chose a card is not the card's.
+        """
         index = self._index(device)
         if not 0 <= index < self.device_count():
             raise RuntimeError(f"CUDA error: invalid device ordinal {index}; there are {self.device_count()} devices")
         self._current.index = index
+        if not self._chosen:
+            self._chosen = True
+            self.memory.restart()
 
     def _index(self, device: Any) -> int:
         if isinstance(device, int):
@@ -99,6 +106,25 @@ class EmulatedDevice:
     def functions(self) -> dict[str, Callable[..., Any]]:
         """What takes the place of the members of torch.cuda."""
         return {**self._identity(), **self._memory(), **self._execution()}
+
+    def accelerator_functions(self) -> dict[str, Callable[..., Any]]:
+        """What takes the place of the members of torch.accelerator, which stands for torch.cuda on such a machine.
+
+        `is_available` and `current_accelerator` are left alone: torch itself asks them to place tensors.
+        """
+        memory = self._memory()
+        same = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "memory_stats")
+        return {
+            **{name: memory[name] for name in (*same, "reset_peak_memory_stats", "empty_cache")},
+            "get_memory_info": memory["mem_get_info"],
+            "device_count": self.device_count,
+            "current_device_index": self.current_device,
+            "set_device_index": self.set_device,
+            "device_index": self.device,
+            "synchronize": self.synchronize,
+            "current_stream": streams.current_stream,
+            "set_stream": streams.set_stream,
+        }
 
     def _identity(self) -> dict[str, Callable[..., Any]]:
         return {

@@ -20,6 +20,10 @@ class DeviceMemory:
         """A card of `total` bytes, with nothing allocated."""
         return cls(total, memory.resident())
 
+    def restart(self) -> None:
+        """Nothing is allocated from here on: what this process has taken so far is its own."""
+        self.baseline, self.peak = memory.resident(), 0
+
     def allocated(self) -> int:
         """Bytes in use, at most the total."""
         used = min(self.total, max(0, memory.resident() - self.baseline))

@@ -15,6 +15,7 @@ from vllm_kunlun.emulator.device import EmulatedDevice, emulated_device
 from vllm_kunlun.emulator.dispatcher import DispatcherLibrary
 from vllm_kunlun.emulator.launch_record import LaunchRecord, guarded, recorded
 from vllm_kunlun.emulator.settings import Settings
+from vllm_kunlun.emulator.streams import EmulatedEvent
 from vllm_kunlun.emulator.vendor import vendor_callable
 from vllm_kunlun.targets.p800.contract import VendorOp
 from vllm_kunlun.targets.p800.contract_load import load
@@ -48,7 +49,7 @@ _sessions: list[Session] = []
 
 
 def install(settings: Settings | None = None, device: bool = True) -> Session:
-    """Makes `kunlun_ops`, `xspeedgate_ops`, `cocopod` and, with `device`, torch.cuda and linear those of the emulator.
+    """Makes `kunlun_ops`, `xspeedgate_ops`, `cocopod` and, with `device`, torch's device and linear the emulator's.
 
     Without `settings` the environment variables decide. Raises EmulatorStateError when it is installed already.
     """
@@ -130,6 +131,10 @@ def _install_device(session: Session) -> None:
         return
     for name, member in session.device.functions().items():
         session.stand_ins.attribute(torch.cuda, name, member)
+    for name, member in session.device.accelerator_functions().items():
+        if hasattr(torch.accelerator, name):  # not all releases of torch have all of them
+            session.stand_ins.attribute(torch.accelerator, name, member)
+    session.stand_ins.attribute(torch, "Event", EmulatedEvent)
     functional = torch.nn.functional
     original = functional.linear
     session.stand_ins.attribute(functional, "linear", linear.stand_in(original, session.settings))

@@ -1,43 +1,52 @@
-"""The vLLM platform of this plugin: what vLLM asks of a device, answered for the active target."""
+"""What vLLM asks of a device and all targets answer alike; `host`, `p800` and `emulated` add the rest."""
 
 from __future__ import annotations
 
-import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from vllm.platforms.interface import Platform, PlatformEnum
 
 from vllm_kunlun.platforms import policy
-from vllm_kunlun.targets.host import memory, threads
-from vllm_kunlun.targets.host.profile import HOST
+from vllm_kunlun.targets.profile import Profile
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.attention.selector import AttentionSelectorConfig
 
-# On the host target GPUs of this machine are not ours to use. Hidden before vLLM looks for Triton drivers: with none
-# active vLLM uses no Triton kernel, whether or not a triton package is installed.
-for _variable in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
-    os.environ[_variable] = "-1"
-
 
 class KunlunPlatform(Platform):
-    """Out-of-tree platform. Values come from the target's profile, decisions from `platforms.policy`."""
+    """Out-of-tree platform. Values come from the target's profile, decisions from its rules.
+
+    Each target is a subclass in a module of its own that sets ``profile``, ``default_rules`` (which must stand before
+    vLLM derives other settings from them) and ``rules``.
+    """
+
+    profile: ClassVar[Profile]
+    default_rules: ClassVar[Sequence[policy.Rule]]
+    rules: ClassVar[Sequence[policy.Rule]]
 
     _enum = PlatformEnum.OOT
-    device_name = HOST.torch_device
-    device_type = HOST.torch_device
-    dispatch_key = HOST.dispatch_key
-    dist_backend = HOST.dist_backend
     device_control_env_var = "XPU_VISIBLE_DEVICES"
     # Inductor would need Triton or a C++ compiler at run time.
     simple_compile_backend = "eager"
 
+    def __init_subclass__(cls) -> None:
+        """Gives vLLM the profile's words for the device."""
+        super().__init_subclass__()
+        cls.device_name = cls.device_type = cls.profile.torch_device
+        cls.dispatch_key = cls.profile.dispatch_key
+        cls.dist_backend = cls.profile.dist_backend
+
+    @classmethod
+    def prepare_process(cls) -> None:
+        """What every process of a server needs, called once vLLM's own modules are there."""
+
     @property
     def supported_dtypes(self) -> list[torch.dtype]:
         """Model dtypes, preferred first."""
-        return list(HOST.dtypes)
+        return list(self.profile.dtypes)
 
     @classmethod
     def import_kernels(cls) -> None:
@@ -50,44 +59,33 @@ class KunlunPlatform(Platform):
     @classmethod
     def apply_config_platform_defaults(cls, vllm_config: VllmConfig) -> None:
         """Defaults that must stand before vLLM derives others from them."""
-        policy.apply_defaults(vllm_config)
+        policy.apply(cls.default_rules, vllm_config)
 
     @classmethod
     def check_and_update_config(cls, vllm_config: VllmConfig) -> None:
         """Applies the target's rules in order; a rule that cannot be met raises ValueError."""
-        policy.apply_rules(vllm_config)
+        policy.apply(cls.rules, vllm_config)
+
+    @classmethod
+    def attention_backend(cls) -> type[Any]:
+        """The target's attention backend."""
+        raise NotImplementedError(f"{cls.__name__} has no attention backend")
 
     @classmethod
     def get_attn_backend_cls(
         cls, selected_backend: Any, attn_selector_config: AttentionSelectorConfig, num_heads: int | None = None
     ) -> str:
         """Class path of the attention backend. Raises ValueError naming what the target does not support."""
-        return policy.attention_backend(selected_backend, attn_selector_config)
+        return policy.attention_backend(selected_backend, attn_selector_config, cls.attention_backend(), cls.profile)
 
     @classmethod
     def get_device_name(cls, device_id: int = 0) -> str:
         """Name shown to users."""
-        return HOST.name
+        return cls.profile.name
 
     @classmethod
-    def get_device_total_memory(cls, device_id: int = 0) -> int:
-        """Usable bytes, control group limits respected."""
-        return memory.read().total
-
-    @classmethod
-    def get_current_memory_usage(cls, device: Any = None) -> float:
-        """Resident bytes of this process."""
-        return float(memory.resident())
-
-    @classmethod
-    def device_count(cls) -> int:
-        """Ranks that fit: a worker needs a CPU of its own."""
-        return len(threads.usable_cpus())
-
-    @classmethod
-    def num_compute_units(cls, device_id: int = 0) -> int:
-        """CPUs this process may use."""
-        return len(threads.usable_cpus())
+    def get_device_capability(cls, device_id: int = 0) -> None:
+        """None: a number would be taken for an NVIDIA generation, and its kernels with it."""
 
     @classmethod
     def inference_mode(cls) -> Any:
@@ -95,31 +93,18 @@ class KunlunPlatform(Platform):
         return torch.inference_mode(mode=True)
 
     @classmethod
-    def set_device(cls, device: torch.device) -> None:
-        """There is one CPU device."""
-
-    @classmethod
-    def manual_seed_all(cls, seed: int) -> None:
-        """torch's CPU generator is seeded by vLLM itself."""
-
-    @classmethod
     def check_if_supports_dtype(cls, dtype: torch.dtype) -> None:
         """Raises ValueError for a dtype that no kernel takes."""
-        policy.check_dtype(dtype)
+        policy.check_dtype(dtype, cls.profile)
 
     @classmethod
     def verify_quantization(cls, quant: str) -> None:
         """Raises ValueError: weights are served in the dtypes of the profile only."""
-        policy.refuse_quantization(quant)
-
-    @classmethod
-    def is_pin_memory_available(cls) -> bool:
-        """No: nothing is copied to a device."""
-        return False
+        policy.refuse_quantization(quant, cls.profile)
 
     @classmethod
     def opaque_attention_op(cls) -> bool:
-        """Attention is called directly: nothing traces the model on this target."""
+        """Attention is called directly: nothing traces the model."""
         return False
 
     @classmethod
@@ -129,20 +114,11 @@ class KunlunPlatform(Platform):
 
     @classmethod
     def support_static_graph_mode(cls) -> bool:
-        """Yes: the host runner wraps the model itself."""
+        """Yes: whole steps are captured."""
         return True
 
-    def graph_pool_handle(self) -> Any:
-        """Graphs of the host target have memory of their own."""
-        return None
-
-    @classmethod
-    def get_punica_wrapper(cls) -> str:
-        """LoRA products, grouped by adapter."""
-        return "vllm_kunlun.lora.host_punica.HostPunicaWrapper"
-
     def is_sleep_mode_available(self) -> bool:
-        """No device memory to give back."""
+        """No allocator that could give memory back and keep its addresses."""
         return False
 
     @classmethod

@@ -7,7 +7,7 @@ from itertools import zip_longest
 
 __version__ = "0.25.1.dev0"
 
-IMPLEMENTED_TARGETS = frozenset({"host"})
+IMPLEMENTED_TARGETS = frozenset({"host", "p800", "emulated"})
 """Targets this release can run. Another one joins when a server runs on it, not when its first module is there."""
 
 

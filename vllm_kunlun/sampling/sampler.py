@@ -12,9 +12,9 @@ from vllm_kunlun.sampling.topk_topp import KunlunTopKTopPSampler
 class KunlunSampler(Sampler):
     """vLLM's sampler; temperature, greedy and random choice are ops."""
 
-    def __init__(self, logprobs_mode: LogprobsMode = "raw_logprobs") -> None:
+    def __init__(self, logprobs_mode: LogprobsMode = "raw_logprobs", noise_dtype: torch.dtype = torch.float64) -> None:
         super().__init__(logprobs_mode)
-        self.topk_topp_sampler = KunlunTopKTopPSampler(logprobs_mode)
+        self.topk_topp_sampler = KunlunTopKTopPSampler(logprobs_mode, noise_dtype)
 
     @staticmethod
     def apply_temperature(logits: torch.Tensor, temp: torch.Tensor, all_random: bool) -> torch.Tensor:
@@ -30,6 +30,9 @@ class KunlunSampler(Sampler):
         return ids
 
 
-def build_sampler(logprobs_mode: LogprobsMode) -> KunlunSampler:
-    """The sampler of a model runner. Noise is float64 always, so vLLM's ``use_fp64_gumbel`` has nothing to add."""
-    return KunlunSampler(logprobs_mode)
+def build_sampler(logprobs_mode: LogprobsMode, noise_dtype: torch.dtype = torch.float64) -> KunlunSampler:
+    """The sampler of a model runner; vLLM's ``use_fp64_gumbel`` has nothing to add to its float64 noise.
+
+    ``noise_dtype``: float32 for devices that have no float64.
+    """
+    return KunlunSampler(logprobs_mode, noise_dtype)

@@ -38,6 +38,27 @@ class Patch:
         return SpecifierSet(self.versions, prereleases=True).contains(version(self.distribution).split("+")[0])
 
 
+@dataclass(frozen=True)
+class Gap:
+    """A function that an older torch lacks: ``make`` gives it; ``target``, ``reason`` and ``test`` as in a Patch."""
+
+    target: str
+    reason: str
+    test: str
+    make: Callable[[], Any]
+
+
+def fill(gap: Gap) -> None:
+    """Adds the function where the installed release has none."""
+    module_name, _, path = gap.target.partition(":")
+    holder: Any = importlib.import_module(module_name)
+    *parents, name = path.split(".")
+    for parent in parents:
+        holder = getattr(holder, parent)
+    if not hasattr(holder, name):
+        setattr(holder, name, gap.make())
+
+
 def _holder(patch: Patch) -> tuple[Any, str]:
     module_name, _, path = patch.target.partition(":")
     holder: Any = importlib.import_module(module_name)

@@ -10,8 +10,9 @@ from functools import partial
 from typing import Any
 
 from vllm_kunlun.platforms import envs
+from vllm_kunlun.platforms.machine import installed_version
 from vllm_kunlun.upstream import interruption
-from vllm_kunlun.upstream.ledger import Patch, apply
+from vllm_kunlun.upstream.ledger import Gap, Patch, apply, fill
 
 
 class Launcher:
@@ -42,7 +43,7 @@ def _compute_slot_mapping(
 
     if TOTAL_CP_WORLD_SIZE != 1:
         raise NotImplementedError(
-            f"context parallelism over {TOTAL_CP_WORLD_SIZE} ranks was asked for, the host target has none;"
+            f"context parallelism over {TOTAL_CP_WORLD_SIZE} ranks was asked for, vllm-kunlun has none;"
             " drop --decode-context-parallel-size and --prefill-context-parallel-size"
         )
     torch.ops.kunlun.slot_mapping(
@@ -52,6 +53,12 @@ def _compute_slot_mapping(
 
 def _do_nothing(*args: Any, **kwargs: Any) -> None:
     """The host target has no accelerator to wait for and no device cache to empty."""
+
+
+def _memory_info() -> Callable[..., tuple[int, int]]:
+    import torch
+
+    return torch.cuda.mem_get_info
 
 
 def _with_own_variables(known: Mapping[str, Callable[[], Any]]) -> dict[str, Callable[[], Any]]:
@@ -112,10 +119,28 @@ SYNCHRONIZE = Patch(
     make=lambda original: _do_nothing,
 )
 
+TRITON_DRIVERS = Patch(
+    target="triton.backends:backends",
+    reason="vLLM calls Triton kernels where a driver of Triton is active, which is so wherever torch.cuda is available",
+    distribution="triton",
+    versions=">=2",
+    test="tests/upstream/test_p800_entries.py::test_vllm_still_looks_for_active_triton_drivers",
+    make=lambda original: {},
+)
+
 TORCH_PATCHES = (EMPTY_CACHE, SYNCHRONIZE)
 HOST_PATCHES = (SLOT_MAPPING, *TORCH_PATCHES)
 START_PATCHES = (START_SOCKET, SERVE_COMMAND)
-PATCHES = (KNOWN_VARIABLES, *START_PATCHES, *HOST_PATCHES)
+PATCHES = (KNOWN_VARIABLES, *START_PATCHES, *HOST_PATCHES, TRITON_DRIVERS)
+
+GET_MEMORY_INFO = Gap(
+    target="torch:accelerator.get_memory_info",
+    reason="vLLM measures the card with it, and torch 2.9 does not have it yet",
+    test="tests/upstream/test_p800_entries.py::test_a_function_that_torch_lacks_is_added",
+    make=_memory_info,
+)
+
+GAPS = (GET_MEMORY_INFO,)
 
 
 def apply_torch_patches() -> None:
@@ -137,3 +162,20 @@ def apply_host_patches() -> None:
     """Applies what the host target needs, once per process."""
     for patch in HOST_PATCHES:
         apply(patch)
+
+
+def apply_p800_patches() -> None:
+    """Applies what workers of the targets p800 and emulated need, once per process."""
+    apply(SLOT_MAPPING)
+
+
+def hide_triton_drivers() -> None:
+    """No driver of Triton is found from here on; to be called before vLLM looks for them."""
+    if installed_version("triton") is not None:
+        apply(TRITON_DRIVERS)
+
+
+def fill_torch_gaps() -> None:
+    """Adds the functions of torch that vLLM calls and the installed release lacks."""
+    for gap in GAPS:
+        fill(gap)

@@ -7,6 +7,7 @@ import torch
 from vllm_kunlun.targets.profile import Profile
 
 HOST = Profile(
+    target="host",
     name="Kunlun host (x86 CPU)",
     torch_device="cpu",
     dispatch_key="CPU",
