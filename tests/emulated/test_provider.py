@@ -264,6 +264,11 @@ def test_another_provider_on_the_emulated_target():
     assert "WrongProvider: VLLM_KUNLUN_OPS_PROVIDER=host" in activated(VLLM_KUNLUN_OPS_PROVIDER="host")
 
 
+def test_a_bad_setting_binds_no_other_target_s_ops():
+    told = activated(VLLM_KUNLUN_NUM_THREADS="many")
+    assert "EnvironmentVariableError: VLLM_KUNLUN_NUM_THREADS=many: not an integer" in told
+
+
 def test_the_command_shows_providers_and_missing_ops():
     def run(**environ):
         environment = {**os.environ, "VLLM_KUNLUN_TARGET": "emulated", **environ}

@@ -81,8 +81,10 @@ def activate() -> tuple[OpRow, ...]:
     On the host target ``auto`` takes the compiled kernels, or torch with a warning where there is no compiler. A
     compiler that fails is an error (BuildError), and so is ``host`` without a compiler (HostKernelsUnavailable). On the
     targets p800 and emulated ``auto`` takes the vendor's callables; those that are needed and not installed are one
-    error (MissingVendorOps), so that a server stops before it loads weights.
+    error (MissingVendorOps), so that a server stops before it loads weights. A setting that cannot be used is an
+    EnvironmentVariableError: no target can be chosen then.
     """
+    envs.validate()
     target = probe.current_choice().target
     if target in ("p800", "emulated"):
         return tuple(_bind_p800(emulated=target == "emulated"))
