@@ -69,6 +69,7 @@ def register_model() -> None:
     """Entry point `vllm.general_plugins`: register this plugin's layers, where its platform is active.
 
     vLLM learns the names of this plugin's variables even where the plugin is inactive, since one of them may say so.
+    An engine or a worker ends with its parent from here on.
     """
     from vllm_kunlun.upstream import patches
     from vllm_kunlun.upstream.ledger import apply
@@ -76,7 +77,9 @@ def register_model() -> None:
     apply(patches.KNOWN_VARIABLES)
     if _is_platform_ours():
         from vllm_kunlun import layers
+        from vllm_kunlun.worker.lifetime import end_with_parent
 
+        end_with_parent()
         _prepare_process()
         patches.apply_start_patches()
         layers.register()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -73,8 +74,8 @@ def engine_processes(server: LiveServer, name: str) -> list[psutil.Process]:
     ("executor", "victim"),
     [
         ("uni", "EngineCore"),
-        pytest.param("mp", "Worker", marks=pytest.mark.slow),
-        pytest.param("mp", "EngineCore", marks=pytest.mark.slow),
+        ("mp", "Worker"),
+        ("mp", "EngineCore"),
     ],
 )
 def test_a_killed_process_ends_the_server_with_a_message(
@@ -94,6 +95,20 @@ def test_a_killed_process_ends_the_server_with_a_message(
         server.kill()
 
 
+@pytest.mark.parametrize("entry", ["vllm-kunlun", pytest.param("vllm", marks=pytest.mark.slow)])
+def test_a_killed_server_leaves_no_process_and_no_port(checkpoint: Path, tmp_path: Path, entry: str) -> None:
+    server = start(checkpoint, tmp_path, "mp", entry=entry)
+    try:
+        children = server.descendants()
+        server.process.kill()
+        server.process.wait(10)
+        with socket.create_server(("127.0.0.1", server.port)):
+            _, alive = psutil.wait_procs(children, timeout=20)
+        assert not alive, f"processes left behind: {alive}"
+    finally:
+        server.kill()
+
+
 OFFLINE = """
 import sys
 from vllm import LLM, SamplingParams
@@ -108,9 +123,15 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("multiprocessing", ["0", "1"])
-@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize(
+    ("executor", "multiprocessing"),
+    [
+        ("uni", "0"),
+        ("mp", "1"),
+        pytest.param("uni", "1", marks=pytest.mark.slow),
+        pytest.param("mp", "0", marks=pytest.mark.slow),
+    ],
+)
 def test_offline_llm_answers_and_ends_cleanly(
     checkpoint: Path, reference: TextReference, tmp_path: Path, executor: str, multiprocessing: str
 ) -> None:

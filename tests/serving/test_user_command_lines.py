@@ -14,8 +14,6 @@ from tests.support.demo import demo_checkpoint, demo_reference, stretched
 from tests.support.reference import Reference
 from tests.support.server import LiveServer
 
-pytestmark = pytest.mark.slow
-
 LONG = 40960
 """The context that Qwen3-8B says it was trained on."""
 
@@ -71,8 +69,12 @@ QWEN3_TOLERANCE = {"plain": 0.06, "float16": 0.01}
 
 @pytest.mark.parametrize(
     "flags",
-    ["", REUSE, QWEN3_8B, with_reuse(QWEN3_8B)],
-    ids=["plain", "plain-reuse", "qwen3-8b", "qwen3-8b-reuse"],
+    [
+        pytest.param("", id="plain"),
+        pytest.param(QWEN3_8B, id="qwen3-8b"),
+        pytest.param(REUSE, id="plain-reuse", marks=pytest.mark.slow),
+        pytest.param(with_reuse(QWEN3_8B), id="qwen3-8b-reuse", marks=pytest.mark.slow),
+    ],
 )
 def test_qwen3_command_lines(qwen3: Path, tmp_path: Path, flags: str) -> None:
     server = LiveServer(qwen3, flags.split(), tmp_path / "log", entry="vllm")
@@ -88,7 +90,13 @@ def test_qwen3_command_lines(qwen3: Path, tmp_path: Path, flags: str) -> None:
         server.kill()
 
 
-@pytest.mark.parametrize("flags", [QUICK_START, with_reuse(QUICK_START)], ids=["quick-start", "quick-start-reuse"])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        pytest.param(with_reuse(QUICK_START), id="quick-start-reuse"),
+        pytest.param(QUICK_START, id="quick-start", marks=pytest.mark.slow),
+    ],
+)
 def test_the_quick_start_answers(tmp_path: Path, flags: str) -> None:
     checkpoint = stretched(demo_checkpoint(), tmp_path / "model", LONG)
     server = LiveServer(checkpoint, flags.split(), tmp_path / "log", entry="module", name="NAME")

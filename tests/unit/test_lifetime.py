@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -34,6 +35,59 @@ def wait_until_gone(pid: int, seconds: float) -> bool:
             return True
         time.sleep(0.1)
     return False
+
+
+FORKING = """
+import multiprocessing, os, signal, socket, sys, time
+from vllm_kunlun.worker.lifetime import separate_forked_processes
+
+def child(pipe, kept):
+    kept.send(b"x")
+    pipe.send((os.getpid(), signal.getsignal(signal.SIGTERM) is signal.SIG_DFL))
+    time.sleep(120)
+
+def start(*arguments):
+    process = multiprocessing.get_context("fork").Process(target=child, args=arguments)
+    process.start()
+    return process
+
+if __name__ == "__main__":
+    separate_forked_processes()
+    told, teller = socket.socketpair()
+    told.setblocking(False)
+    teller.setblocking(False)
+    signal.set_wakeup_fd(teller.fileno())
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    listening = socket.create_server(("127.0.0.1", 0))
+    kept, other = socket.socketpair()
+    ours, theirs = multiprocessing.Pipe()
+    process = start(theirs, kept)
+    pid, is_default = ours.recv()
+    process.terminate()
+    process.join()
+    try:
+        signals = told.recv(16)
+    except BlockingIOError:
+        signals = b""
+    start(theirs, kept)
+    pid, _ = ours.recv()
+    print(pid, listening.getsockname()[1], is_default, int(signal.SIGTERM) in signals, other.recv(2), flush=True)
+    time.sleep(120)
+"""
+
+
+@pytest.mark.timeout(60)
+def test_forked_child_has_neither_the_signals_nor_the_port_of_its_parent() -> None:
+    parent = subprocess.Popen([sys.executable, "-c", FORKING], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    child, port, *rest = parent.stdout.readline().split()
+    assert rest == ["True", "False", "b'xx'"]
+    os.kill(parent.pid, signal.SIGKILL)
+    parent.wait()
+    assert psutil.pid_exists(int(child))
+    with socket.create_server(("127.0.0.1", int(port))):
+        pass
+    assert wait_until_gone(int(child), 15)
 
 
 @pytest.mark.timeout(60)

@@ -15,6 +15,7 @@ from vllm_kunlun.cli.demo_model import prepare_demo_model
 from vllm_kunlun.cli.screen import CommandError, fail, note
 from vllm_kunlun.platforms.probe import current_choice
 from vllm_kunlun.platforms.start_error import ERROR_FILE, is_echo, readable, refusal_message, shorten_start_errors
+from vllm_kunlun.worker.lifetime import separate_forked_processes
 
 DEFAULT_ADDRESS = {"--host": "127.0.0.1", "--port": "8356"}
 _USAGE_ERROR = 2  # the exit code of argparse
@@ -88,13 +89,17 @@ def _vllm_main() -> Callable[[], None]:
     return main
 
 
+_ENGINE_IS_LOST = ("engine core exited unexpectedly", "output_handler failed")  # it is gone; it said that it goes
+
+
 class _EngineWatch(logging.Handler):
     """Notices that vLLM lost its engine: its server then ends as if it had been asked to, with exit code 0."""
 
     lost = False
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.lost = self.lost or "engine core exited unexpectedly" in record.getMessage()
+        message = record.getMessage()
+        self.lost = self.lost or any(text in message for text in _ENGINE_IS_LOST)
 
 
 def _run(command: CommandLine, arguments: Sequence[str]) -> NoReturn:
@@ -128,6 +133,7 @@ def _fork_processes() -> None:
     child would wait for.
     """
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "fork")
+    separate_forked_processes()
 
 
 def _explain_usage_error(command: CommandLine, error: SystemExit) -> None:
