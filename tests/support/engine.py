@@ -13,7 +13,10 @@ from unittest import mock
 from vllm import LLM, SamplingParams
 from vllm.distributed import cleanup_dist_env_and_memory
 
-ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_KUNLUN_TARGET": "host"}
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_KUNLUN_TARGET": os.environ.get("VLLM_KUNLUN_TARGET", "host"),
+}
 DEFAULTS: dict[str, Any] = {
     "dtype": "float32",
     "max_model_len": 512,
