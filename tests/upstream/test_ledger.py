@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import importlib
 import inspect
+import logging
 import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,10 +19,12 @@ import vllm.envs
 import zmq
 from vllm.entrypoints.openai.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.v1.engine.core_client import MPClient
+from vllm.v1.engine.exceptions import EngineDeadError
 
 import vllm_kunlun
 from vllm_kunlun.platforms.envs import VARIABLES
-from vllm_kunlun.upstream import ledger, patches
+from vllm_kunlun.upstream import interruption, ledger, patches
 
 
 def test_missing_target_is_refused() -> None:
@@ -104,6 +109,44 @@ def test_serve_command_leaves_with_the_signals_code(interrupted, interrupt: Keyb
     with pytest.raises(SystemExit) as end:
         command(interrupted(interrupt))
     assert end.value.code == code
+
+
+class EndedClient:
+    """As a client whose shutdown cancelled the task that reads from the engine."""
+
+    resources = SimpleNamespace(engine_dead=True)
+    _format_exception = MPClient._format_exception
+
+    def __init__(self, ordered: bool) -> None:
+        self.outputs_queue: asyncio.Queue[Exception] = asyncio.Queue()
+        self.outputs_queue.put_nowait(EngineDeadError())
+        self._finalizer = SimpleNamespace(alive=not ordered)
+
+    def _ensure_output_queue_task(self) -> None: ...
+
+
+def reported(get_output, ordered: bool) -> list[logging.LogRecord]:
+    """What output_handler of AsyncLLM logs, after the filter."""
+    records: list[logging.LogRecord] = []
+    logger = logging.Logger("test")
+    logger.addFilter(interruption.is_news)
+    logger.addHandler(handler := logging.Handler())
+    handler.emit = records.append
+    try:
+        asyncio.run(get_output(EndedClient(ordered)))
+    except EngineDeadError:
+        logger.exception("AsyncLLM output_handler failed.")
+    return records
+
+
+def test_client_still_reports_the_end_it_ordered_as_a_loss() -> None:
+    assert len(reported(ledger.original(patches.ENGINE_OUTPUT), ordered=True)) == 1
+
+
+@pytest.mark.parametrize(("ordered", "count"), [(True, 0), (False, 1)])
+def test_only_the_loss_of_an_engine_that_should_run_is_reported(ordered: bool, count: int) -> None:
+    patched = patches.ENGINE_OUTPUT.make(ledger.original(patches.ENGINE_OUTPUT))
+    assert len(reported(patched, ordered)) == count
 
 
 def test_vllm_still_warns_of_variables_that_plugins_read(monkeypatch: pytest.MonkeyPatch) -> None:

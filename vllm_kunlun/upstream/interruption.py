@@ -1,10 +1,11 @@
-"""What vLLM's command line does when a signal comes while the engine is still starting."""
+"""What vLLM does when a signal comes: while the engine is still starting, and while it serves."""
 
 from __future__ import annotations
 
 import functools
+import logging
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NoReturn
 
@@ -57,3 +58,23 @@ def leaving_quietly(original: Callable[[Any], None]) -> Any:
             raise SystemExit(exit_code(error)) from None
 
     return staticmethod(command)
+
+
+def knowing_the_end(original: Callable[[Any], Awaitable[Any]]) -> Callable[[Any], Awaitable[Any]]:
+    """The same method of the engine's client, whose error says so when the client itself has ended the engine."""
+
+    @functools.wraps(original)
+    async def get_output(client: Any) -> Any:
+        try:
+            return await original(client)
+        except Exception as error:
+            error.was_ordered = not client._finalizer.alive  # type: ignore[attr-defined]
+            raise
+
+    return get_output
+
+
+def is_news(record: logging.LogRecord) -> bool:
+    """Filter of a logger: drops the loss of an engine that was told to end. Waiting requests get the error anyway."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not getattr(error, "was_ordered", False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import sys
@@ -130,7 +131,16 @@ TRITON_DRIVERS = Patch(
 
 TORCH_PATCHES = (EMPTY_CACHE, SYNCHRONIZE)
 HOST_PATCHES = (SLOT_MAPPING, *TORCH_PATCHES)
-START_PATCHES = (START_SOCKET, SERVE_COMMAND)
+ENGINE_OUTPUT = Patch(
+    target="vllm.v1.engine.core_client:AsyncMPClient.get_output_async",
+    reason="ending the engine is reported as its loss, with a traceback, when the server's event loop is slow to end",
+    distribution="vllm",
+    versions=">=0.25,<0.26",
+    test="tests/upstream/test_ledger.py::test_client_still_reports_the_end_it_ordered_as_a_loss",
+    make=interruption.knowing_the_end,
+)
+
+START_PATCHES = (START_SOCKET, SERVE_COMMAND, ENGINE_OUTPUT)
 PATCHES = (KNOWN_VARIABLES, *START_PATCHES, *HOST_PATCHES, TRITON_DRIVERS)
 
 GET_MEMORY_INFO = Gap(
@@ -154,6 +164,8 @@ def apply_start_patches() -> None:
     if multiprocessing.parent_process() is not None:
         return
     apply(START_SOCKET)
+    apply(ENGINE_OUTPUT)
+    logging.getLogger("vllm.v1.engine.async_llm").addFilter(interruption.is_news)
     if "vllm.entrypoints.cli.serve" in sys.modules:  # it belongs to the command line, and is slow to import
         apply(SERVE_COMMAND)
 
