@@ -66,6 +66,30 @@ def doctor_command(
     raise typer.Exit(run_doctor(report))
 
 
+@app.command("selftest")
+def selftest_command(
+    quick: Annotated[bool, typer.Option("--quick", help="Every case in one dtype; under a minute.")] = False,
+    op: Annotated[list[str] | None, typer.Option(help="Only this op; may be given several times.")] = None,
+    without_workarounds: Annotated[
+        bool,
+        typer.Option("--without-workarounds", help="A known fault of the vendor's kernels that is present fails."),
+    ] = False,
+    output: Annotated[Path, typer.Option(help="Folder for the JSON and the HTML report.")] = Path("selftest-report"),
+    submit_file: Annotated[
+        Path | None, typer.Option(help="Also write the small file that feeds the support tables.")
+    ] = None,
+) -> None:
+    """Test every op on the target of this machine.
+
+    Results are compared with a float32 reference on the CPU. On a P800 the known faults of the vendor's kernels are
+    tried too. Leaves with 1 when something is wrong.
+    """
+    from vllm_kunlun.cli.selftest import Wanted, run_selftest
+
+    wanted = Wanted(quick, tuple(op or ()), not without_workarounds, output, submit_file)
+    raise typer.Exit(run_selftest(wanted))
+
+
 @app.command("env")
 def env_command(
     output: Annotated[Format, typer.Option("--format", help="How to print the table.")] = Format.TABLE,

@@ -43,11 +43,11 @@ def _table() -> Sequence[OpRow]:
 
             emulator.install()
         return ops.table()
-    except _start_errors() as error:
+    except start_errors() as error:
         raise CommandError(str(error)) from error
 
 
-def _start_errors() -> tuple[type[Exception], ...]:
+def start_errors() -> tuple[type[Exception], ...]:
     """What stops a server before it loads weights, too."""
     from vllm_kunlun.emulator import EmulatorSettingError
     from vllm_kunlun.ops import WrongProvider

@@ -1,0 +1,1 @@
+"""Runs the op contract on whatever this machine serves with, and says what is right, wrong and how fast."""
