@@ -105,6 +105,15 @@ def test_the_demo_model(engines: EmulatedEngines) -> None:
     assert_tokens(reference, prompts, outcome)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", MODES)
+def test_two_ranks(engines: EmulatedEngines, tiny: Callable[[str], Reference], batches: Batches, mode: str) -> None:
+    reference = tiny(QWEN3)
+    flags = {**MODES[mode], "tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
+    outcome = engines.run(Job(reference.checkpoint, batches[:2], flags=flags, num_tokens=4))
+    assert_tokens(reference, batches[:2], outcome)
+
+
 def test_a_soft_cap_is_refused_before_weights_load(
     engines: EmulatedEngines, tiny: Callable[[str], Reference], tmp_path: Path
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import multiprocessing
 import os
@@ -49,8 +50,10 @@ class EmulatedEngines:
     def __init__(self) -> None:
         self._connection, child = multiprocessing.Pipe()
         context = multiprocessing.get_context("spawn")
-        self._process = context.Process(target=_serve, args=(child,), daemon=True)
+        # Not a daemon: those may not start the workers of several ranks.
+        self._process = context.Process(target=_serve, args=(child,))
         self._process.start()
+        child.close()
 
     def run(self, job: Job) -> Outcome:
         """Start the job's engine, generate, and take it down again."""
@@ -92,8 +95,9 @@ class _Launches:
 
 def _serve(connection: Connection) -> None:
     os.environ["VLLM_KUNLUN_TARGET"] = "emulated"
-    while True:
-        connection.send(_outcome(connection.recv()))
+    with contextlib.suppress(EOFError):  # the parent has gone
+        while True:
+            connection.send(_outcome(connection.recv()))
 
 
 def _outcome(job: Job) -> Outcome:
@@ -133,13 +137,20 @@ def _run(job: Job, outcome: Outcome) -> None:
     parameters = greedy(job.num_tokens, detokenize=False, **job.sampling)
     launches = _Launches()
     with engine(job.checkpoint, **{**options, **job.flags}) as llm, runtime.observed_by(launches):
-        runner = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
+        runner = _runner(llm)
         if job.guarded:
             _guard(runner)
         launches.kinds.clear()
         outcome.tokens = [generate(llm, batch, parameters) for batch in job.batches]
         outcome.replays = launches.kinds["graph"]
-        _look_at_graphs(runner.model, outcome)
+        if runner is not None:
+            _look_at_graphs(runner.model, outcome)
+
+
+def _runner(llm: Any) -> Any:
+    """The model runner; None where the ranks are processes of their own."""
+    executor = llm.llm_engine.engine_core.engine_core.model_executor
+    return executor.driver_worker.worker.model_runner if hasattr(executor, "driver_worker") else None
 
 
 def _guard(runner: Any) -> None:

@@ -10,9 +10,9 @@ from torch import nn
 @cache
 def register() -> None:
     """Registers the out-of-tree layers with vLLM, once per process."""
-    from vllm_kunlun.layers import activation, logits, norm, rotary
+    from vllm_kunlun.layers import activation, embedding, logits, norm, rotary
 
-    for module in (activation, logits, norm, rotary):
+    for module in (activation, embedding, logits, norm, rotary):
         module.register()
 
 
