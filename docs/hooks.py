@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 MARKER = re.compile(r"<!-- generated: (\S+) -->")
@@ -48,8 +49,28 @@ def vendor_contract() -> str:
     return as_markdown()
 
 
+HARDWARE_REPORTS = Path(__file__).parent / "hardware_reports"
+
+
+def hardware_table() -> str:
+    """The machines that submitted reports are from; the P800 is `not run` until one is."""
+    from vllm_kunlun.tools.selftest import submission
+
+    return submission.hardware_table(submission.read_all(HARDWARE_REPORTS))
+
+
+def hardware_ops_table() -> str:
+    """Every op of the contract, and what the newest report of each target says about it."""
+    from vllm_kunlun import ops
+    from vllm_kunlun.tools.selftest import submission
+
+    return submission.ops_table(submission.read_all(HARDWARE_REPORTS), sorted(ops.ops()))
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "env": environment_table,
+    "hardware": hardware_table,
+    "hardware_ops": hardware_ops_table,
     "ops": ops_table,
     "patches": patches_table,
     "vendor_contract": vendor_contract,

@@ -11,6 +11,7 @@ import pytest
 
 from vllm_kunlun import ops
 from vllm_kunlun.platforms import envs
+from vllm_kunlun.tools.selftest import submission
 from vllm_kunlun.upstream.patches import HOST_PATCHES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,6 +43,14 @@ def test_op_page_lists_every_op(site: Path) -> None:
 def test_ledger_page_lists_every_patch(site: Path) -> None:
     page = (site / "developer" / "upstream-ledger.html").read_text()
     assert [patch.target for patch in HOST_PATCHES if patch.target not in page] == []
+
+
+def test_hardware_page_says_not_run_for_the_card_that_nobody_reported(site: Path) -> None:
+    page = (site / "hardware_reports" / "index.html").read_text()
+    assert [name for name in ops.ops() if f"<code>{name}</code>" not in page] == []
+    reports = submission.read_all(ROOT / "docs" / "hardware_reports")
+    assert ("Kunlun3 P800</td>" in page) == all(report["target"] != "p800" for report in reports)
+    assert all(report["target"] != "emulated" for report in reports), "the emulator is no hardware"
 
 
 def test_pages_fetch_nothing_from_elsewhere(site: Path) -> None:

@@ -47,9 +47,13 @@ def _op(op: OpResult) -> dict[str, Any]:
     return {
         "provider": op.provider,
         **{status: op.count(status) for status in ("passed", "refused", "failed")},
-        "worst_relative_l2": worst.relative_l2 if worst is not None else None,
-        "gigabytes_per_second": timing.gigabytes_per_second if timing is not None else None,
+        "worst_relative_l2": _rounded(worst.relative_l2 if worst is not None else None),
+        "gigabytes_per_second": _rounded(timing.gigabytes_per_second if timing is not None else None),
     }
+
+
+def _rounded(number: float | None) -> float | None:
+    return None if number is None else float(f"{number:.3g}")
 
 
 def write_submission(path: Path, report: Report) -> None:
