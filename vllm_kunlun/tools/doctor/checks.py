@@ -11,9 +11,9 @@ from vllm_kunlun.platforms.version import (
     SUPPORTED_TORCH,
     SUPPORTED_TRANSFORMERS,
     SUPPORTED_VLLM,
-    VersionRange,
     __version__,
 )
+from vllm_kunlun.tools.doctor import p800_checks
 from vllm_kunlun.tools.doctor.facts import Facts, PluginEntry
 from vllm_kunlun.tools.doctor.finding import Finding, fail, ok, warn
 from vllm_kunlun.tools.doctor.known_bad import bad_combinations
@@ -49,24 +49,11 @@ def torch(facts: Facts) -> Iterator[Finding]:
         return
     value = f"{found.version}, {found.build} build"
     if facts.machine.xpytorch is not None:
-        yield _torch_beside_xpytorch(facts, value)
+        yield p800_checks.torch_beside_xpytorch(facts, value)
     elif not SUPPORTED_TORCH.contains(found.version):
         yield fail("torch", value, f"install torch {SUPPORTED_TORCH}")
     else:
         yield ok("torch", value)
-
-
-def _torch_beside_xpytorch(facts: Facts, value: str) -> Finding:
-    """Compare torch with the release xpytorch is built for (2.9.0 as of 2026-11); another was installed over it."""
-    version = facts.torch.version or ""
-    if VersionRange("torch", "2.9.0", "2.9.1").contains(version):
-        return ok("torch", f"{value}, with xpytorch {facts.machine.xpytorch}")
-    return fail(
-        "torch",
-        f"{value}, but xpytorch {facts.machine.xpytorch} needs torch 2.9.0: torch was replaced",
-        "pip install --no-deps torch==2.9.0, then run the vendor's xpytorch installer again; from then on install "
-        "with pip install -c requirements/constraints-p800.txt",
-    )
 
 
 def vllm(facts: Facts) -> Iterator[Finding]:
@@ -227,6 +214,7 @@ CHECKS: tuple[Check, ...] = (
     kernels,
     memory,
     disk,
+    *p800_checks.CHECKS,
     bad_combinations,
 )
 

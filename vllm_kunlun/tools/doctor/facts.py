@@ -15,6 +15,7 @@ from vllm_kunlun.platforms import envs
 from vllm_kunlun.platforms.machine import Machine
 from vllm_kunlun.platforms.probe import TargetChoice, current_choice
 from vllm_kunlun.targets.host import memory, threads
+from vllm_kunlun.tools.doctor.vendor_facts import VendorFacts, collect_vendor
 
 ENTRY_POINT_GROUPS = ("vllm.platform_plugins", "vllm.general_plugins")
 
@@ -66,7 +67,10 @@ class Space:
 
 @dataclass(frozen=True)
 class Facts:
-    """All of it. `distributions` maps normalized names to the versions found on the path, in its order."""
+    """All of it. `distributions` maps normalized names to the versions found on the path, in its order.
+
+    `vendor` is None where nothing of a P800 is here.
+    """
 
     python: str
     executable: str
@@ -80,6 +84,7 @@ class Facts:
     torch: TorchFacts
     kernels: KernelFacts
     space: Space
+    vendor: VendorFacts | None = None
 
     def version(self, distribution: str) -> str | None:
         """Return the version of a distribution that Python would use, None when it is not installed."""
@@ -88,8 +93,12 @@ class Facts:
 
 
 def collect() -> Facts:
-    """Look at this process and this machine. Imports torch and loads the kernels if they are compiled."""
+    """Look at this process and this machine. Imports torch and loads the kernels if they are compiled.
+
+    Where there is a P800, other processes load the vendor's libraries and sum over two cards.
+    """
     torch = torch_facts()
+    machine, choice = Machine.detect(), current_choice()
     return Facts(
         python=platform.python_version(),
         executable=sys.executable,
@@ -97,12 +106,13 @@ def collect() -> Facts:
         distributions=installed_distributions(),
         entries=plugin_entries(),
         package_folder=str(Path(__file__).resolve().parents[2]),
-        machine=Machine.detect(),
-        choice=current_choice(),
+        machine=machine,
+        choice=choice,
         cpus=len(threads.usable_cpus()),
         torch=torch,
         kernels=KernelFacts(error="torch cannot be imported") if torch.error else kernel_facts(),
         space=space(),
+        vendor=collect_vendor(machine, choice),
     )
 
 

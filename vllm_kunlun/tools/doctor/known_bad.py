@@ -109,15 +109,8 @@ BAD_COMBINATIONS: tuple[BadCombination, ...] = (
         "unset DISABLE_XPYTORCH",
     ),
     BadCombination(
-        "XTORCHRUN_CLEAN",
-        "warn",
-        lambda facts: facts.choice.target == "p800" and "XTORCHRUN_CLEAN" in facts.environ,
-        "makes xpytorch end other processes that use the devices",
-        "unset XTORCHRUN_CLEAN",
-    ),
-    BadCombination(
         "XPU_VISIBLE_DEVICES",
-        "warn",
+        "fail",
         _visible_devices_differ,
         "and CUDA_VISIBLE_DEVICES name different devices; parts of the vendor's software read one, parts the other",
         "set both to the same list",

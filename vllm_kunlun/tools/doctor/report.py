@@ -38,6 +38,7 @@ def build_report(facts: Facts, findings: Iterable[Finding]) -> dict[str, Any]:
         "target": asdict(facts.choice),
         "torch": asdict(facts.torch),
         "space": asdict(facts.space),
+        "vendor": asdict(facts.vendor) if facts.vendor is not None else None,
         "entry_points": [asdict(entry) for entry in facts.entries],
         "environment": kept_variables(facts.environ),
         "packages": [
