@@ -257,3 +257,21 @@ def test_replay_is_one_launch(device):
     with emulator.launches() as record:
         graph.replay()
     assert [(launch.name, launch.kind) for launch in record.launches] == [("graph replay", "graph")]
+
+
+def test_a_replayed_collective_is_over_when_the_replay_is(device, tmp_path):
+    """torch.distributed waits in Python, which no graph sees."""
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        x, y = torch.ones(1 << 20), torch.zeros(1 << 20)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            x.mul_(2)
+            torch.distributed.all_reduce(x)
+            y.copy_(x)
+        x.fill_(3)
+        graph.replay()
+    finally:
+        torch.distributed.destroy_process_group()
+    assert len(graph) == 3
+    assert torch.equal(y, torch.full_like(y, 6))

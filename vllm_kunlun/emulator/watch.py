@@ -48,12 +48,24 @@ class TorchCall:
         return operator_name(self.function)
 
     def run(self, replay: bool = False) -> Any:
-        """Runs the operator."""
-        return self.function(*self.args, **self.kwargs)
+        """Runs the operator; a collective, which a card orders on its stream, is over when this returns."""
+        result = self.function(*self.args, **self.kwargs)
+        if self.function.namespace == "c10d":
+            wait_for(result)
+        return result
 
     def captured(self) -> TorchCall:
         """Operators of torch run on the device only: there is nothing of the host to keep."""
         return self
+
+
+def wait_for(result: tuple[Any, ...]) -> None:
+    """Waits for the work that a collective's result comes with."""
+    from torch._C._distributed_c10d import Work
+
+    for item in result:
+        if isinstance(item, torch.ScriptObject):
+            Work.unbox(item).wait()
 
 
 def operator_name(function: torch._ops.OpOverload) -> str:
