@@ -13,6 +13,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from vllm_kunlun.targets.p800 import environment
+
 ANSWER_TIMEOUT_S = 240
 
 
@@ -95,6 +97,8 @@ class _Launches:
 
 def _serve(connection: Connection) -> None:
     os.environ["VLLM_KUNLUN_TARGET"] = "emulated"
+    for name in environment.VISIBLE:  # this process's parent may have hidden its cards for the host target
+        os.environ.pop(name, None)
     with contextlib.suppress(EOFError):  # the parent has gone
         while True:
             connection.send(_outcome(connection.recv()))
