@@ -45,7 +45,9 @@ GOOD_P800 = replace(
     torch=TorchFacts("2.9.0+cu129", "cuda 12.9"),
     distributions={
         **GOOD.distributions,
-        "kunlun-ops": ("0.1.60+abc",), "xspeedgate-ops": ("1.5.1",), "cocopod": ("1.1.0",),
+        "kunlun-ops": ("0.1.60+abc",),
+        "xspeedgate-ops": ("1.5.1",),
+        "cocopod": ("1.1.0",),
     },
     vendor=VendorFacts(Monitor("5.0.21.26", "1.48"), libraries={"/v/kunlun_ops/_C.so": ""}, all_reduce=""),
 )
