@@ -56,6 +56,20 @@ def _do_nothing(*args: Any, **kwargs: Any) -> None:
     """The host target has no accelerator to wait for and no device cache to empty."""
 
 
+def _mask_tokens(
+    logits: Any, bitmask: Any, *, vocab_size: int | None = None, indices: Any = None, **options: Any
+) -> None:
+    """Sets logits, float [B, V], to minus infinity where `bitmask`, int32 [B, V / 32], has no bit.
+
+    `indices` would spare rows without a grammar; all their bits are set, so that they need no exception.
+    """
+    import torch
+
+    shifts = torch.arange(32, dtype=torch.int32, device=bitmask.device)
+    allowed = ((bitmask.unsqueeze(-1) >> shifts) & 1).flatten(1)[:, : logits.size(1)]
+    logits.masked_fill_(allowed == 0, float("-inf"))
+
+
 def _memory_info() -> Callable[..., tuple[int, int]]:
     import torch
 
@@ -129,6 +143,15 @@ TRITON_DRIVERS = Patch(
     make=lambda original: {},
 )
 
+TOKEN_BITMASK = Patch(
+    target="xgrammar:apply_token_bitmask_inplace",
+    reason="on a `cuda` device it launches a Triton kernel",
+    distribution="xgrammar",
+    versions=">=0.1",
+    test="tests/upstream/test_p800_entries.py::test_xgrammar_still_wants_triton_on_cuda",
+    make=lambda original: _mask_tokens,
+)
+
 TORCH_PATCHES = (EMPTY_CACHE, SYNCHRONIZE)
 HOST_PATCHES = (SLOT_MAPPING, *TORCH_PATCHES)
 ENGINE_OUTPUT = Patch(
@@ -141,7 +164,7 @@ ENGINE_OUTPUT = Patch(
 )
 
 START_PATCHES = (START_SOCKET, SERVE_COMMAND, ENGINE_OUTPUT)
-PATCHES = (KNOWN_VARIABLES, *START_PATCHES, *HOST_PATCHES, TRITON_DRIVERS)
+PATCHES = (KNOWN_VARIABLES, *START_PATCHES, *HOST_PATCHES, TRITON_DRIVERS, TOKEN_BITMASK)
 
 GET_MEMORY_INFO = Gap(
     target="torch:accelerator.get_memory_info",
@@ -179,6 +202,11 @@ def apply_host_patches() -> None:
 def apply_p800_patches() -> None:
     """Applies what workers of the targets p800 and emulated need, once per process."""
     apply(SLOT_MAPPING)
+
+
+def apply_grammar_patch() -> None:
+    """Applies what structured output on a card needs; imports xgrammar, hence only where a request asks for it."""
+    apply(TOKEN_BITMASK)
 
 
 def hide_triton_drivers() -> None:

@@ -11,6 +11,7 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from vllm_kunlun import layers
 from vllm_kunlun.sampling import build_sampler, use_min_p_op
+from vllm_kunlun.upstream.patches import apply_grammar_patch
 
 
 class P800ModelRunner(GPUModelRunner):
@@ -32,6 +33,12 @@ class P800ModelRunner(GPUModelRunner):
         if self.compilation_config.cudagraph_mode == CUDAGraphMode.NONE:
             return 0
         return super().capture_model()
+
+    def sample_tokens(self, grammar_output: Any) -> Any:
+        """Samples; where a request's tokens must follow a grammar, the others are masked by torch."""
+        if grammar_output is not None:
+            apply_grammar_patch()
+        return super().sample_tokens(grammar_output)
 
     def _init_kv_zero_meta(self) -> None:
         """Nothing to precompute: blocks are zeroed through the tensors themselves."""

@@ -21,10 +21,10 @@ from vllm.v1.worker.worker_base import CompilationTimes
 from vllm.v1.worker.workspace import init_workspace_manager
 
 from vllm_kunlun import ops
-from vllm_kunlun.graph.weak_reference import provide_weak_references
 from vllm_kunlun.platforms.start_error import StartError
 from vllm_kunlun.targets.p800.probe import MissingVendorOps, UnknownStack
 from vllm_kunlun.targets.p800.questions import UnexpectedAnswer
+from vllm_kunlun.upstream.extension import provide_extension_ops
 from vllm_kunlun.upstream.patches import apply_p800_patches
 from vllm_kunlun.worker.lifetime import end_with_parent
 from vllm_kunlun.worker.p800_runner import P800ModelRunner
@@ -83,7 +83,7 @@ class P800Worker(Worker):
 
     def _start_ops(self) -> None:
         rows = _activate_ops()
-        provide_weak_references(current_platform.dispatch_key)
+        provide_extension_ops(current_platform.dispatch_key)
         if self.rank == 0:
             logger.info("%s", _summary(rows))
 
