@@ -48,7 +48,7 @@ def _summed(device: Any) -> float:
 
     rank, times = distributed.get_rank(), []
     for _ in range(_REPEATS):
-        numbers = torch.arange(BYTES // 4, dtype=torch.float32, device=device) % 251 + rank
+        numbers = (torch.arange(BYTES // 4, dtype=torch.float32) % 251 + rank).to(device)
         distributed.barrier()
         started = time.perf_counter()
         distributed.all_reduce(numbers)

@@ -63,6 +63,7 @@ def run_op(subject: Subject, plan: Plan, timed: bool, advance: Advance) -> OpRes
                 results.append(judge(op, case, function, subject.device, subject.refusal, subject.guard))
                 if results[-1].status == "passed" and (largest is None or work(op, case) >= work(op, largest)):
                     largest = case
-    timing = time_case(op, largest, function, subject.device) if timed and largest else None
+    right = not any(result.status == "failed" for result in results)
+    timing = time_case(op, largest, function, subject.device) if timed and right and largest else None
     faults = tuple(f"{fault.name} (work-around: {fault.workaround})." for fault in subject.known_faults(op.name))
     return OpResult(op.name, row.provider, row.instruction_set, row.reason, tuple(results), timing, faults)

@@ -24,21 +24,27 @@ _HOST = torch.device("cpu")
 
 def copied(args: Mapping[str, Any], device_of: Callable[[str], torch.device] = lambda name: _HOST) -> Arguments:
     """A copy of the arguments that keeps strides, offsets and which of them are views of the same memory."""
-    storages: dict[tuple[int, torch.device], torch.UntypedStorage] = {}
-    return {name: _copy(value, device_of(name), storages) for name, value in args.items()}
+    whole: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
+    return {name: _copy(value, device_of(name), whole) for name, value in args.items()}
 
 
-def _copy(value: Any, device: torch.device, storages: dict[tuple[int, torch.device], torch.UntypedStorage]) -> Any:
+def _copy(value: Any, device: torch.device, whole: dict[tuple[int, torch.dtype, torch.device], Tensor]) -> Any:
+    """`whole` holds a copy of all the memory that a tensor is a view of."""
     if not isinstance(value, Tensor):
         return value
     if device.type != "cpu" and value.dtype == torch.float64:
-        return value.to(device, torch.float32)  # the hardware has no float64
-    original = value.untyped_storage()
-    key = (original._cdata, device)
-    if key not in storages:
-        storages[key] = torch.empty(0, dtype=torch.uint8).set_(original).to(device, copy=True).untyped_storage()
-    empty = torch.empty(0, dtype=value.dtype, device=device)
-    return empty.set_(storages[key], value.storage_offset(), value.size(), value.stride())
+        return value.float().to(device)  # the hardware has no float64
+    storage = value.untyped_storage()
+    key = (storage._cdata, value.dtype, device)
+    if key not in whole:
+        whole[key] = torch.empty(0, dtype=value.dtype).set_(storage).to(device, copy=True)
+    return whole[key].as_strided(value.size(), value.stride(), value.storage_offset())
+
+
+def wait(device: torch.device) -> None:
+    """Waits for a card: its errors come late."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def poisoned(op: Op, case: Case) -> Arguments:
@@ -103,10 +109,11 @@ def judge(
     """Judges one case. `refusal` is what the provider raises for a call that its kernels are known not to serve."""
     dtype = str(case.dtype).removeprefix("torch.")
     given = poisoned(op, case)
-    actual = on_device(given, device)
     try:
+        actual = on_device(given, device)
         with guard(actual):
             function(*actual.values())
+        wait(device)
     except FAILURES as error:
         refused = refusal is not None and isinstance(error, refusal)
         return CaseResult(case.name, dtype, "refused" if refused else "failed", _words(error))

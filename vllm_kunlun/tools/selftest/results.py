@@ -176,9 +176,10 @@ class Report:
 
 
 def _op_failures(op: OpResult) -> list[str]:
-    known = f" Known faults of what serves it: {' '.join(op.known_faults)}" if op.known_faults else ""
     failed = [case for case in op.cases if case.status == "failed"]
-    return [f"{op.name}, case “{case.name}” in {case.dtype}: {case.message}{known}" for case in failed]
+    lines = [f"{op.name}, case “{case.name}” in {case.dtype}: {case.message}" for case in failed]
+    known = [f"{op.name}: known faults of what serves it: {' '.join(op.known_faults)}"] if op.known_faults else []
+    return lines + known if lines else []
 
 
 def _fault_failure(fault: FaultResult) -> str:

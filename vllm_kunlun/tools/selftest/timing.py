@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vllm_kunlun.ops.contract import Case, Op
-from vllm_kunlun.tools.selftest.judging import on_device, poisoned
+from vllm_kunlun.tools.selftest.judging import on_device, poisoned, wait
 from vllm_kunlun.tools.selftest.results import Timing
 
 _SECONDS = 0.05
@@ -71,15 +71,10 @@ def time_case(op: Op, case: Case, function: Callable[..., None], device: torch.d
     times: list[float] = []
     end = time.perf_counter() + _SECONDS
     while time.perf_counter() < end or len(times) < _LEAST_RUNS:
-        _wait(device)
+        wait(device)
         started = time.perf_counter()
         function(*arguments)
-        _wait(device)
+        wait(device)
         times.append(time.perf_counter() - started)
     dtype = str(case.dtype).removeprefix("torch.")
     return Timing(case.name, dtype, median(times), moved_bytes(op, case), operations(op, case))
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
