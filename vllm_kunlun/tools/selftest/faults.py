@@ -96,11 +96,11 @@ def try_fault(
 ) -> FaultResult:
     """Tries one fault. Without `workarounds` one that is present counts as if nothing worked around it."""
     if fault.name not in TRIALS:
-        return _result(fault, "not probed", None, "no op meets it and there is no trial of it.")
+        return _result(fault, "not probed", None, "No op of this release meets it.")
     try:
         trial = TRIALS[fault.name](bench_of(subject))
     except NotTried as why:
-        return _result(fault, "not probed", None, f"{why}.")
+        return _result(fault, "not probed", None, f"Not tried: {why}.")
     obvious = run(subject, fault, "obvious")
     if obvious.right:
         return _result(fault, "absent", trial, "The obvious call is right.")
