@@ -32,6 +32,13 @@ def test_the_server_answers_as_the_model_does(tmp_path: Path) -> None:
             presence_penalty=0.5, extra_body={"top_k": 20, "min_p": 0.01, "repetition_penalty": 1.1},
         )  # fmt: skip
         assert len(sampled.choices) == 2
+        chosen = server.client.completions.create(
+            model="model",
+            prompt="Is water wet? ",
+            max_tokens=8,
+            extra_body={"structured_outputs": {"choice": ["yes", "no"]}},
+        )
+        assert chosen.choices[0].text in ("yes", "no")
         log = server.text()
         assert "target emulated" in log
         assert "22 ops by p800 (torch29)" in log
