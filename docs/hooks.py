@@ -17,6 +17,16 @@ def environment_table() -> str:
     return as_markdown()
 
 
+def vendor_environment_table() -> str:
+    """The vendor's variables that are set, and those that must not be."""
+    from vllm_kunlun.targets.p800.environment import FORBIDDEN, SET
+
+    lines = ["| variable | value | why |", "|---|---|---|"]
+    lines += [f"| `{v.name}` | `{v.value}` | {v.reason} |" for v in SET]
+    lines += [f"| `{v.name}` | must not be set | {v.reason} |" for v in FORBIDDEN]
+    return "\n".join(lines)
+
+
 def ops_table() -> str:
     """Every op of the contract with what it writes, its types and the number of generated cases per type."""
     import torch
@@ -74,6 +84,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "ops": ops_table,
     "patches": patches_table,
     "vendor_contract": vendor_contract,
+    "vendor_env": vendor_environment_table,
 }
 
 

@@ -114,3 +114,11 @@ def test_validate_reads_the_whole_table():
     envs.validate({"HOME": "/home/a"})
     with pytest.raises(EnvironmentVariableError, match="VLLM_KUNLUN_SPIN_US"):
         envs.validate({"HOME": "/home/a", "VLLM_KUNLUN_SPIN_US": "soon"})
+
+
+def test_the_vendors_variables_show_where_they_come_from():
+    from vllm_kunlun.cli.environment import vendor_text
+
+    lines = vendor_text({"XMLIR_CUDNN_ENABLED": "0"}).splitlines()
+    assert any(line.startswith("XMLIR_CUDNN_ENABLED = 0  (environment)") for line in lines)
+    assert any(line.startswith("XMLIR_FORCE_USE_XPU_GRAPH = 1  (set at start)") for line in lines)

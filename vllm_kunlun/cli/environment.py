@@ -13,6 +13,8 @@ from typing import Any
 import typer
 
 from vllm_kunlun.platforms import envs
+from vllm_kunlun.platforms.probe import current_choice
+from vllm_kunlun.targets.p800 import environment
 
 
 @dataclass(frozen=True)
@@ -72,8 +74,23 @@ def _paragraph(row: Row, width: int) -> str:
     return f"{row.name} = {row.value}  ({row.source})\n{meaning}"
 
 
+def vendor_text(environ: Mapping[str, str]) -> str:
+    """The vendor's variables as they stand in `environ`, one line each."""
+    lines = [
+        "",
+        "Variables of the vendor's libraries, set on the targets p800 and emulated where they are unset:",
+    ]
+    for variable in environment.SET:
+        given = environ.get(variable.name)
+        state = f"{given}  (environment)" if given is not None else f"{variable.value}  (set at start)"
+        lines.append(f"{variable.name} = {state}  {variable.reason}")
+    return "\n".join(lines)
+
+
 def show(table: list[Row]) -> None:
     """Print the table, then a line for each unknown variable with this package's prefix."""
     typer.echo(as_text(table, min(120, shutil.get_terminal_size().columns)))
+    if current_choice().target in ("p800", "emulated"):
+        typer.echo(vendor_text(os.environ))
     for stranger in envs.unknown_variables():
         typer.secho(str(stranger), fg=typer.colors.YELLOW, err=True)
