@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from types import SimpleNamespace
 from typing import Any
 
@@ -111,3 +112,25 @@ def test_default_memory_is_half_and_an_explicit_fraction_is_kept(given: float, u
 def test_quantized_checkpoints_are_refused_by_name(quant: str) -> None:
     with pytest.raises(ValueError, match=f"{quant} quantization was asked for.*bfloat16"):
         HostPlatform.verify_quantization(quant)
+
+
+@pytest.mark.parametrize(
+    ("variables", "method"),
+    [
+        ({}, "fork"),
+        ({"OMP_NUM_THREADS": "4"}, "spawn"),
+        ({"VLLM_KUNLUN_OPS_PROVIDER": "torch"}, "spawn"),
+        ({"VLLM_WORKER_MULTIPROC_METHOD": "spawn"}, "spawn"),
+    ],
+    ids=str,
+)
+def test_processes_are_forked_where_no_pool_of_threads_can_run(
+    variables: dict[str, str], method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("VLLM_WORKER_MULTIPROC_METHOD", "OMP_NUM_THREADS", "VLLM_KUNLUN_OPS_PROVIDER"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    host_policy.forked_processes(config())
+    assert os.environ["VLLM_WORKER_MULTIPROC_METHOD"] == method

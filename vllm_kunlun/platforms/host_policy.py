@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
+from vllm_kunlun.platforms import envs, policy
 from vllm_kunlun.platforms import graph_policy as graphs
-from vllm_kunlun.platforms import policy
 from vllm_kunlun.targets.host import threads
 from vllm_kunlun.targets.host.profile import HOST
 
@@ -55,6 +56,16 @@ def cpu_profiler(config: VllmConfig) -> None:
     config.profiler_config.torch_profiler_dump_cuda_time_total = False
 
 
+def forked_processes(config: VllmConfig) -> None:
+    """Processes are forked unless the user chose: they need not import everything, nor the program a main guard.
+
+    What a fork must not inherit is a running pool of threads. The kernels' own pool ends in a child by itself; torch's
+    is not used where it has one thread, as in every worker that runs the kernels.
+    """
+    one_thread = envs.OPS_PROVIDER.get() != "torch" and os.environ.get("OMP_NUM_THREADS", "1") == "1"
+    os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "fork" if one_thread else "spawn")
+
+
 DEFAULTS: tuple[policy.Rule, ...] = (policy.eager_torch, graphs.whole_steps, graphs.capture_sizes)
 RULES: tuple[policy.Rule, ...] = (
     policy.no_triton,
@@ -68,5 +79,5 @@ RULES: tuple[policy.Rule, ...] = (
     block_size,
     share_the_machine,
     cpu_profiler,
-    policy.spawned_workers,
+    forked_processes,
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -50,11 +49,6 @@ def eager_torch(config: VllmConfig) -> None:
     if asked not in (None, CompilationMode.NONE) and not config.model_config.enforce_eager:
         logger.info("Compilation mode %s was resolved to NONE: kernels are called directly", asked.name)
     config.compilation_config.mode = CompilationMode.NONE
-
-
-def spawned_workers(config: VllmConfig) -> None:
-    """Workers are started anew unless the user, or the command line, chose otherwise."""
-    os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
 
 
 def use_worker(config: VllmConfig, worker: str) -> None:
