@@ -76,7 +76,7 @@ def one_of(*choices: str) -> Callable[[str], Any]:
         if text.lower() in choices:
             return text.lower()
         near = difflib.get_close_matches(text.lower(), choices, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
         raise ValueError(f"unknown choice{hint}")
 
     return parse

@@ -90,8 +90,10 @@ def attention_backend(
         logger.info("Attention backend %s was resolved to %s", selected.name, backend.get_name())
     reasons = backend.validate_configuration(device_capability=None, **selector._asdict())
     if reasons:
+        fields = selector._asdict()
+        asked = ", ".join(f"{name} {fields[name]}" for name in ("head_size", "dtype", "kv_cache_dtype", "block_size"))
         raise ValueError(
-            f"This model's attention cannot run on the {profile.target} target: {'; '.join(reasons)} ({selector})"
+            f"This model's attention cannot run on the {profile.target} target: {'; '.join(reasons)}. Asked for: {asked}"
         )
     return f"{backend.__module__}.{backend.__qualname__}"
 
