@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
+from vllm_kunlun.cli import prechecks
+from vllm_kunlun.cli.command_line import CommandLine
+from vllm_kunlun.cli.screen import CommandError
+from vllm_kunlun.platforms.probe import TargetChoice
 from vllm_kunlun.targets.p800 import environment
 
 
@@ -68,3 +74,13 @@ def test_a_problem_ends_the_start_with_its_sentence() -> None:
         [sys.executable, "-c", code], env=variables, capture_output=True, text=True, timeout=100, check=True
     )
     assert "refused: vllm-kunlun: XPU_DUMMY_EVENT is set" in done.stdout
+
+
+@pytest.mark.parametrize(("target", "refused"), [("p800", True), ("emulated", True), ("host", False)])
+def test_serve_refuses_a_forbidden_variable_before_vllm_is_imported(
+    target: Any, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XPU_DUMMY_EVENT", "1")
+    request = prechecks.Request(CommandLine(("model",)), "model", TargetChoice(target, True, ""))
+    with pytest.raises(CommandError, match="XPU_DUMMY_EVENT is set") if refused else contextlib.nullcontext():
+        prechecks.vendor_variables_can_work(request)

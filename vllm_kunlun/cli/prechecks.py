@@ -17,6 +17,7 @@ from vllm_kunlun.cli import checkpoint
 from vllm_kunlun.cli.command_line import CommandLine
 from vllm_kunlun.cli.screen import CommandError
 from vllm_kunlun.platforms.probe import TargetChoice
+from vllm_kunlun.targets.p800 import environment
 
 HOST_DTYPES = ("bfloat16", "float16", "float32")
 _LAST_PORT = 65535
@@ -161,8 +162,16 @@ def weights_are_not_fp8(request: Request) -> None:
         )
 
 
+def vendor_variables_can_work(request: Request) -> None:
+    """Refuse what the vendor's libraries cannot work with."""
+    problem = environment.problem(os.environ) if request.choice.target in ("p800", "emulated") else None
+    if problem is not None:
+        raise CommandError(problem)
+
+
 CHECKS: tuple[Check, ...] = (
     model_exists,
+    vendor_variables_can_work,
     ranks_fit_cpus,
     dtype_is_supported,
     weights_are_not_fp8,
