@@ -93,7 +93,7 @@ def attention_backend(
         fields = selector._asdict()
         asked = ", ".join(f"{name} {fields[name]}" for name in ("head_size", "dtype", "kv_cache_dtype", "block_size"))
         raise ValueError(
-            f"This model's attention cannot run on the {profile.target} target: {'; '.join(reasons)}. Asked for: {asked}"
+            f"This model's attention cannot run on the {profile.target} target: {'; '.join(reasons)} (asked: {asked})"
         )
     return f"{backend.__module__}.{backend.__qualname__}"
 
