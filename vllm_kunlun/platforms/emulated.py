@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import ClassVar
 
 import torch
@@ -37,8 +38,14 @@ class EmulatedPlatform(P800Platform):
 
     @classmethod
     def set_device(cls, device: torch.device) -> None:
-        """The emulator's first card: each process has a machine of its own."""
+        """The emulator's first card: each process has a machine of its own.
+
+        torch gets one thread unless OMP_NUM_THREADS says otherwise: threads that wait for each other after every small
+        operator cost more than they save, most of all where the machine has other work.
+        """
         torch.cuda.set_device(0)
+        if "OMP_NUM_THREADS" not in os.environ:
+            torch.set_num_threads(1)
 
     @classmethod
     def get_current_memory_usage(cls, device: torch.device | None = None) -> float:
