@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from importlib.metadata import version
 
 import torch
 from vllm.platforms import current_platform
@@ -27,19 +25,12 @@ from vllm_kunlun.upstream.patches import apply_host_patches
 from vllm_kunlun.worker.host_runner import HostModelRunner
 from vllm_kunlun.worker.kv_budget import KvBudget
 from vllm_kunlun.worker.lifetime import end_with_parent
+from vllm_kunlun.worker.start_line import start_line
 
 logger = logging.getLogger("vllm.kunlun")
 
 # Activations grow with the tokens of a step, so a step of this many is measured and scaled up.
 _PROFILED_TOKENS = 512
-
-
-def _summary(rows: Sequence[ops.OpRow]) -> str:
-    """The one line that says what runs."""
-    served = Counter(f"{row.provider} ({row.instruction_set})" if row.provider == "host" else "torch" for row in rows)
-    providers = ", ".join(f"{count} ops by {provider}" for provider, count in served.most_common())
-    versions = f"vLLM {version('vllm')}, torch {torch.__version__}"
-    return f"Target host on {current_platform.get_device_name()}: {providers}; {versions}"
 
 
 def _activate_ops() -> Sequence[ops.OpRow]:
@@ -73,7 +64,7 @@ class HostWorker(Worker):
     def _start_ops(self) -> None:
         rows = _activate_ops()
         if self.rank == 0:
-            logger.info("%s", _summary(rows))
+            logger.info("%s", start_line(rows))
         if all(row.provider == "torch" for row in rows):
             no_graphs(self.vllm_config, "only the compiled kernels come with a recorder")
         self._start_threads(rows)

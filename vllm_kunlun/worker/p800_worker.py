@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from importlib.metadata import version
 
 import torch
 from vllm.config import CUDAGraphMode
@@ -28,6 +26,7 @@ from vllm_kunlun.upstream.extension import provide_extension_ops
 from vllm_kunlun.upstream.patches import apply_p800_patches
 from vllm_kunlun.worker.lifetime import end_with_parent
 from vllm_kunlun.worker.p800_runner import P800ModelRunner
+from vllm_kunlun.worker.start_line import start_line
 
 logger = logging.getLogger("vllm.kunlun")
 
@@ -42,14 +41,6 @@ def _activate_ops() -> Sequence[ops.OpRow]:
         return ops.activate()
     except (MissingVendorOps, UnknownStack, UnexpectedAnswer, ops.WrongProvider) as error:
         raise StartError(f"The vendor's kernels cannot be used: {error}") from error
-
-
-def _summary(rows: Sequence[ops.OpRow]) -> str:
-    """The one line that says what runs."""
-    served = Counter(f"{row.provider} ({row.instruction_set})" for row in rows)
-    providers = ", ".join(f"{count} ops by {provider}" for provider, count in served.most_common())
-    versions = f"vLLM {version('vllm')}, torch {torch.__version__}"
-    return f"Target on {current_platform.get_device_name()}: {providers}; {versions}"
 
 
 class P800Worker(Worker):
@@ -85,7 +76,7 @@ class P800Worker(Worker):
         rows = _activate_ops()
         provide_extension_ops(current_platform.dispatch_key)
         if self.rank == 0:
-            logger.info("%s", _summary(rows))
+            logger.info("%s", start_line(rows))
 
     def _measure_card(self) -> None:
         """The card's memory before anything of the model is on it, from which vLLM's profiling starts."""
