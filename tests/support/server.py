@@ -30,6 +30,11 @@ ENTRIES: Mapping[str, Sequence[str]] = {
 """The three ways to start the server; the model follows each."""
 
 
+AS_AT_A_TERMINAL = ("env", "--default-signal=INT")
+"""Runs a command that heeds SIGINT. What a shell starts in the background, these tests included, hands on that it does
+not."""
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -54,7 +59,7 @@ class LiveServer:
         self.url = f"http://127.0.0.1:{self.port}"
         self.name = name
         self.log = log
-        command = [*ENTRIES[entry], str(model), *flags, "--port", str(self.port)]
+        command = [*AS_AT_A_TERMINAL, *ENTRIES[entry], str(model), *flags, "--port", str(self.port)]
         if "--served-model-name" not in flags:
             command += ["--served-model-name", name]
         with log.open("wb") as output:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -62,10 +64,27 @@ def test_figures_are_the_cards_and_not_the_machines(card: Any, monkeypatch: pyte
     assert P800Platform.device_count() == 8
     assert P800Platform.get_device_capability() is None
     assert P800Platform.get_device_name() == "Kunlun P800"
-    before = EmulatedPlatform.get_current_memory_usage()
-    block = torch.ones(64 << 20, dtype=torch.uint8)
-    assert EmulatedPlatform.get_current_memory_usage() - before >= 48 << 20
-    del block
+
+
+GROWTH = """
+import torch
+from vllm.platforms import current_platform
+
+before = current_platform.get_current_memory_usage()
+block = torch.ones(64 << 20, dtype=torch.uint8)
+print(type(current_platform).__name__, int(current_platform.get_current_memory_usage() - before))
+"""
+
+
+def test_the_emulated_cards_use_is_what_its_process_has_grown_by() -> None:
+    """In a process of its own: in this one, what other tests left could be freed in between."""
+    environ = {**os.environ, "VLLM_KUNLUN_TARGET": "emulated"}
+    done = subprocess.run(
+        [sys.executable, "-c", GROWTH], capture_output=True, text=True, timeout=120, check=True, env=environ
+    )
+    name, grown = done.stdout.split()[-2:]
+    assert name == "EmulatedPlatform"
+    assert int(grown) >= 48 << 20
 
 
 def test_host_buffers_of_the_emulated_card_are_the_hosts(card: Any) -> None:
