@@ -39,20 +39,21 @@ def wait_until_gone(pid: int, seconds: float) -> bool:
 
 FORKING = """
 import multiprocessing, os, signal, socket, sys, time
-from vllm_kunlun.worker.lifetime import separate_forked_processes
+from vllm_kunlun.platforms.host_policy import forked_processes
 
 def child(pipe, kept):
     kept.send(b"x")
     pipe.send((os.getpid(), signal.getsignal(signal.SIGTERM) is signal.SIG_DFL))
     time.sleep(120)
 
-def start(*arguments):
-    process = multiprocessing.get_context("fork").Process(target=child, args=arguments)
+def start(name, *arguments):
+    process = multiprocessing.get_context("fork").Process(target=child, name=name, args=arguments)
     process.start()
     return process
 
 if __name__ == "__main__":
-    separate_forked_processes()
+    forked_processes(None)
+    forked_processes(None)
     told, teller = socket.socketpair()
     told.setblocking(False)
     teller.setblocking(False)
@@ -61,15 +62,17 @@ if __name__ == "__main__":
     listening = socket.create_server(("127.0.0.1", 0))
     kept, other = socket.socketpair()
     ours, theirs = multiprocessing.Pipe()
-    process = start(theirs, kept)
+    process = start(sys.argv[1], theirs, kept)
     pid, is_default = ours.recv()
     process.terminate()
+    time.sleep(0.5)
+    process.kill()
     process.join()
     try:
         signals = told.recv(16)
     except BlockingIOError:
         signals = b""
-    start(theirs, kept)
+    start(sys.argv[1], theirs, kept)
     pid, _ = ours.recv()
     print(pid, listening.getsockname()[1], is_default, int(signal.SIGTERM) in signals, other.recv(2), flush=True)
     time.sleep(120)
@@ -77,8 +80,9 @@ if __name__ == "__main__":
 
 
 @pytest.mark.timeout(60)
-def test_forked_child_has_neither_the_signals_nor_the_port_of_its_parent() -> None:
-    parent = subprocess.Popen([sys.executable, "-c", FORKING], stdout=subprocess.PIPE, text=True)
+@pytest.mark.parametrize("name", ["EngineCore_DP0", "VllmWorker-1"])
+def test_forked_engine_has_neither_the_signals_nor_the_port_of_its_parent(name: str) -> None:
+    parent = subprocess.Popen([sys.executable, "-c", FORKING, name], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     child, port, *rest = parent.stdout.readline().split()
     assert rest == ["True", "False", "b'xx'"]
@@ -88,6 +92,21 @@ def test_forked_child_has_neither_the_signals_nor_the_port_of_its_parent() -> No
     with socket.create_server(("127.0.0.1", int(port))):
         pass
     assert wait_until_gone(int(child), 15)
+
+
+@pytest.mark.timeout(60)
+def test_process_that_a_program_forks_for_itself_is_left_alone() -> None:
+    parent = subprocess.Popen([sys.executable, "-c", FORKING, "Mine"], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    child, port, is_default, *_ = parent.stdout.readline().split()
+    try:
+        assert is_default == "False"
+        os.kill(parent.pid, signal.SIGKILL)
+        parent.wait()
+        with pytest.raises(OSError, match="Address already in use"):
+            socket.create_server(("127.0.0.1", int(port)))
+    finally:
+        os.kill(int(child), signal.SIGKILL)
 
 
 @pytest.mark.timeout(60)

@@ -9,6 +9,7 @@ from vllm_kunlun.platforms import envs, policy
 from vllm_kunlun.platforms import graph_policy as graphs
 from vllm_kunlun.targets.host import threads
 from vllm_kunlun.targets.host.profile import HOST
+from vllm_kunlun.worker import lifetime
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -64,6 +65,7 @@ def forked_processes(config: VllmConfig) -> None:
     """
     one_thread = envs.OPS_PROVIDER.get() != "torch" and os.environ.get("OMP_NUM_THREADS", "1") == "1"
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "fork" if one_thread else "spawn")
+    lifetime.separate_forked_processes()
 
 
 DEFAULTS: tuple[policy.Rule, ...] = (policy.eager_torch, graphs.whole_steps, graphs.capture_sizes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import multiprocessing
 import os
@@ -16,6 +17,9 @@ logger = logging.getLogger("vllm.kunlun")
 
 _CHECK_SECONDS = 1.0
 _GRACE_SECONDS = 10.0
+
+_ENGINE_PROCESSES = ("EngineCore", "VllmWorker", "VLLM_DP_Coordinator")
+"""What vLLM calls the processes of an engine; a program may fork others for itself, which are none of ours."""
 
 _watching: int | None = None  # the process that has a watch already; a forked child must start its own
 
@@ -38,8 +42,9 @@ def end_with_parent() -> None:
         threading.Thread(target=_watch, args=(parent.pid,), name="kunlun-parent-watch", daemon=True).start()
 
 
+@functools.cache
 def separate_forked_processes() -> None:
-    """Makes each process that multiprocessing forks from here on as independent of its parent as a spawned one."""
+    """Makes each engine process that is forked from here on as independent of its parent as a spawned one."""
     util.register_after_fork(logger, _separate)
 
 
@@ -49,6 +54,8 @@ def _separate(_: object) -> None:
     Its parent's event loop is told of signals through a socket that both hold: a signal to this process would end the
     parent too. Its parent's handlers raise exceptions that nothing here expects.
     """
+    if not multiprocessing.current_process().name.startswith(_ENGINE_PROCESSES):
+        return
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
