@@ -20,9 +20,10 @@ namespace detail {
 void run(int64_t num_tasks, void (*body)(void*, int64_t), void* context);
 }
 
-// Calls body(i) for every i in [0, num_tasks), in any order, on any thread of the pool; returns when all are done.
-// Tasks are claimed one at a time: a thread that the system preempts delays only its own task.
-// Calls from inside a task run serially. An exception must not leave the body.
+// Calls body(i) for every i in [0, num_tasks) on the threads of the pool; returns when all are done. Thread t of T
+// begins at num_tasks * t / T and goes on from there; a thread without tasks takes those of others, from the end. Tasks
+// are claimed one at a time: a thread that the system preempts delays only its own task. Calls from inside a task run
+// serially. An exception must not leave the body.
 template <typename Body>
 void parallel_for(int64_t num_tasks, Body&& body) {
   if (num_tasks <= 0) return;

@@ -9,6 +9,8 @@
 #include <chrono>
 #include <set>
 
+#include "core/ahead.h"
+
 namespace kunlun {
 namespace {
 
@@ -76,7 +78,28 @@ bool belongs_to_torch(const c10::FunctionSchema& schema) {
   return schema.name().rfind("aten::", 0) == 0 || schema.name().rfind("prim::", 0) == 0;
 }
 
+// What a product multiplies with; nothing for other ops.
+GraphWeights weights_of(const GraphCall& call) {
+  const auto& schema = call.op.schema();
+  if (schema.name() != "kunlun::linear" && schema.name() != "kunlun::logits") return {};
+  const auto index = schema.argumentIndexWithName("weight");
+  const at::Tensor& weight = call.arguments.at(static_cast<size_t>(*index)).toTensor();
+  return {weight.const_data_ptr(), weight.size(0), weight.stride(0) * weight.element_size()};
+}
+
+void note_next_weights(Recording* recording) {
+  GraphWeights next;
+  for (auto call = recording->rbegin(); call != recording->rend(); ++call) {
+    call->next_weights = next;
+    const GraphWeights own = weights_of(*call);
+    if (own.data != nullptr) next = own;
+  }
+}
+
 void run_call(const GraphCall& call, torch::jit::Stack* stack) {
+  if (call.next_weights.data != nullptr) {
+    announce(call.next_weights.data, call.next_weights.rows, call.next_weights.row_bytes);
+  }
   stack->assign(call.arguments.begin(), call.arguments.end());
   call.op.callBoxed(stack);
   for (const auto& [index, kept] : call.results) kept.copy_((*stack)[index].toTensor());
@@ -102,6 +125,7 @@ void Graphs::cancel() {
 int64_t Graphs::end() {
   TORCH_CHECK(tls_recorder == this, "Kunlun Graph: this thread is not recording");
   set_recorder(nullptr);
+  note_next_weights(&recording_);
   graphs_.push_back(std::move(recording_));
   recording_.clear();
   return static_cast<int64_t>(graphs_.size()) - 1;
@@ -115,7 +139,7 @@ void Graphs::record(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const size_t first = stack->size() - given.size();
   op.callBoxed(stack);
   if (allocating_ops().count(schema.name()) != 0) return move_to_pool(stack, first);
-  GraphCall call{op, {}, {}};
+  GraphCall call{op, {}, {}, {}};
   for (size_t i = first; i < stack->size(); ++i) {
     visit_tensors((*stack)[i], [&](const at::Tensor& t) {
       if (t.has_storage() && !shares_memory(t, given)) call.results.emplace_back(i - first, at::Tensor());

@@ -13,11 +13,18 @@
 
 namespace kunlun {
 
-// One op: its arguments, and where results that it allocates itself have to end up.
+// A matrix of weights.
+struct GraphWeights {
+  const void* data = nullptr;
+  int64_t rows = 0, row_bytes = 0;
+};
+
+// One op: its arguments, where results that it allocates itself have to end up, and which weights are needed after it.
 struct GraphCall {
   c10::OperatorHandle op;
   torch::jit::Stack arguments;
   std::vector<std::pair<size_t, at::Tensor>> results;
+  GraphWeights next_weights;
 };
 
 using Recording = std::vector<GraphCall>;

@@ -31,8 +31,6 @@ class RowAttention {
   }
 
  private:
-  static constexpr int64_t kAhead = 64;
-
   using Query = typename Dots::Query;
   using Weight = typename Dots::Weight;
 
@@ -68,8 +66,8 @@ class RowAttention {
   void span(int64_t key, int64_t n) {
     const T *keys[kSpanKeys], *values[kSpanKeys];
     const int64_t whole = (n + Dots::kKeyStep - 1) / Dots::kKeyStep * Dots::kKeyStep;
-    read_rows(in_.args.key, key, n, keys, kSpanKeys);
-    read_rows(in_.args.value, key, n, values, kSpanKeys);
+    read_rows(in_.args.key, key, n, keys, whole);
+    read_rows(in_.args.value, key, n, values, whole);
     for (int64_t k = 0; k < whole; k += Dots::kKeyStep) {
       for (int64_t i = k; i < k + Dots::kKeyStep; ++i) prefetch(values[i]);
       dots_.logits(query_, keys + k, logits_ + k);
@@ -84,11 +82,10 @@ class RowAttention {
     }
   }
 
-  // Row pointers of `most` keys, as far as the item has them; the last one is repeated.
-  void read_rows(const KvRows& source, int64_t key, int64_t n, const T** rows, int64_t most) {
-    const int64_t known = std::min(most, in_.item.key_end - key);
-    in_.rows(source, key, known, rows);
-    for (int64_t k = known; k < most; ++k) rows[k] = rows[known - 1];
+  // Row pointers of `n` keys; the last one is repeated up to `whole`.
+  void read_rows(const KvRows& source, int64_t key, int64_t n, const T** rows, int64_t whole) {
+    in_.rows(source, key, n, rows);
+    for (int64_t k = n; k < whole; ++k) rows[k] = rows[n - 1];
   }
 
   // `whole` logits from that of `key` on; a row sees at most the keys of the span, so this hides what only fills up.

@@ -8,7 +8,7 @@
 namespace kunlun::KUNLUN_ISA {
 namespace {
 
-constexpr int64_t kBytesPerTask = 32768;
+constexpr int64_t kBytesPerTask = 4096;
 constexpr int64_t kChunk = 64;
 
 void copy_row(char* to, const char* from, int64_t bytes) {

@@ -33,7 +33,7 @@ bool transposing_pays(const LinearArgs& a) {
 template <typename T, typename Out>
 class DotTask {
  public:
-  DotTask(const LinearArgs& args, int64_t prefetch_rows) : a_(args), prefetch_rows_(prefetch_rows) {}
+  explicit DotTask(const LinearArgs& args) : a_(args) {}
 
   // Few tokens need more rows at once to keep the arithmetic units busy.
   void operator()(const LinearRange& range) const {
@@ -54,9 +54,8 @@ class DotTask {
   template <int R>
   void all_rows(const LinearRange& range) const {
     for (int64_t row = range.row; row < range.row_end; row += R) {
-      const int64_t after = row + R + (row + R < range.row_end ? 0 : prefetch_rows_);
       row_group<R, std::min(kLanes / R, 4), true>(std::min(row, range.row_end - R), range, range.token,
-                                                  std::min(after, a_.rows - 1));
+                                                  std::min(row + R, a_.rows - 1));
     }
   }
 
@@ -92,7 +91,6 @@ class DotTask {
   }
 
   const LinearArgs& a_;
-  int64_t prefetch_rows_;
 };
 
 template <typename T, typename Out>
@@ -103,7 +101,7 @@ void multiply(const LinearArgs& a) {
     return;
   }
   const LinearPlan plan = plan_linear(a, {kLanes, 4, sizeof(T), kDotTokenBytes});
-  parallel_tasks(a, plan, DotTask<T, Out>(a, plan.prefetch_rows()));
+  parallel_tasks(a, plan, DotTask<T, Out>(a));
 }
 
 void linear(const LinearArgs& a) {

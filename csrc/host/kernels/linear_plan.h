@@ -24,9 +24,6 @@ struct LinearUnits {
 struct LinearPlan {
   int64_t rows, tokens;
   int64_t row_tasks, token_tasks;
-
-  // From the end of a task to the start of the one its thread probably takes next: tasks are claimed in order.
-  int64_t prefetch_rows() const { return rows * (num_threads() - 1); }
 };
 
 struct LinearRange {

@@ -8,7 +8,7 @@
 namespace kunlun::KUNLUN_ISA {
 namespace {
 
-constexpr int64_t kElementsPerTask = 16384;
+constexpr int64_t kElementsPerTask = 4096;
 
 // Stores input + residual to residual; returns the sum of squares of what was stored.
 template <typename T>

@@ -22,9 +22,8 @@ class AmxDots {
 
   // [stride / 2][16] pairs.
   void pack_query(uint32_t* to, int64_t r, const bf16* from) const {
-    for (int64_t d = 0; d < size_; ++d) {
-      to[d / 2 * kMostRows + r] |= static_cast<uint32_t>(from[d].bits) << (d % 2 * 16);
-    }
+    for (int64_t pair = 0; pair < size_ / 2; ++pair) std::memcpy(to + pair * kMostRows + r, from + 2 * pair, 4);
+    if (size_ % 2 != 0) to[size_ / 2 * kMostRows + r] = from[size_ - 1].bits;
   }
 
   void logits(const uint32_t* query, const bf16* const* keys, float* to) {

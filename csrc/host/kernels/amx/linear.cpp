@@ -94,14 +94,12 @@ void store_sums(float* sums) {
 template <typename Out>
 class Task {
  public:
-  Task(const LinearArgs& args, const Packed& packed, int64_t prefetch_rows)
-      : a_(args), packed_(packed), prefetch_rows_(prefetch_rows) {}
+  Task(const LinearArgs& args, const Packed& packed) : a_(args), packed_(packed) {}
 
   void run(const LinearRange& range) {
     configure_tiles(packed_.width);
     for (int64_t row = range.row; row < range.row_end; row += kBlock) {
-      const int64_t after = row + kBlock + (row + kBlock < range.row_end ? 0 : prefetch_rows_);
-      rows(row, range.token / kTile, (range.token_end + kTile - 1) / kTile, std::min(after, a_.rows - 1));
+      rows(row, range.token / kTile, (range.token_end + kTile - 1) / kTile, std::min(row + kBlock, a_.rows - 1));
     }
     pending_.finish();
   }
@@ -134,7 +132,6 @@ class Task {
 
   const LinearArgs& a_;
   const Packed& packed_;
-  int64_t prefetch_rows_;
   PendingStore<Out> pending_;
   alignas(64) float sums_[4 * kTileSums];
 };
@@ -143,7 +140,7 @@ template <typename Out>
 void multiply(const LinearArgs& a) {
   const Packed packed = pack(a);
   const LinearPlan plan = plan_linear(a, {kBlock, kBlock, sizeof(bf16), kTokenBytes});
-  parallel_tasks(a, plan, [&](const LinearRange& range) { Task<Out>(a, packed, plan.prefetch_rows()).run(range); });
+  parallel_tasks(a, plan, [&](const LinearRange& range) { Task<Out>(a, packed).run(range); });
 }
 
 }  // namespace
