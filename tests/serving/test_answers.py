@@ -7,6 +7,7 @@ import subprocess
 
 import httpx
 import openai
+import psutil
 import pytest
 
 from tests.support.asking import QUESTIONS, assert_answers
@@ -123,3 +124,10 @@ def test_metrics_count_tokens_and_requests(server: LiveServer, reference: TextRe
 def test_health_and_version(server: LiveServer) -> None:
     assert httpx.get(f"{server.url}/health").status_code == 200
     assert httpx.get(f"{server.url}/version").json()["version"]
+
+
+def test_kernels_have_precedence_over_the_server(server: LiveServer) -> None:
+    own = psutil.Process().nice()
+    engine = max(server.descendants(), key=lambda process: process.memory_info().rss)
+    assert psutil.Process(server.process.pid).nice() == min(own + 15, 19)
+    assert engine.nice() == own

@@ -7,8 +7,10 @@ import asyncio
 import importlib
 import inspect
 import logging
+import os
 import signal
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -147,6 +149,20 @@ def test_client_still_reports_the_end_it_ordered_as_a_loss() -> None:
 def test_only_the_loss_of_an_engine_that_should_run_is_reported(ordered: bool, count: int) -> None:
     patched = patches.ENGINE_OUTPUT.make(ledger.original(patches.ENGINE_OUTPUT))
     assert len(reported(patched, ordered)) == count
+
+
+def test_server_runs_behind_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def serve_http(app: str, *, port: int) -> tuple[str, int, int]:
+        return app, port, os.getpriority(os.PRIO_PROCESS, 0)
+
+    def in_a_thread() -> tuple[str, int, int]:
+        return asyncio.run(patches.SERVE_HTTP.make(serve_http)("app", port=7))
+
+    monkeypatch.setenv("VLLM_KUNLUN_SERVER_NICE", "3")
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    with ThreadPoolExecutor(1) as threads:
+        assert threads.submit(in_a_thread).result() == ("app", 7, min(before + 3, 19))
+    assert os.getpriority(os.PRIO_PROCESS, 0) == before
 
 
 def test_vllm_still_warns_of_variables_that_plugins_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -200,6 +200,15 @@ SPIN_US: Variable[int] = Variable(
     integer(0, 1_000_000),
     "Microseconds an idle kernel thread spins for its next piece of work before it sleeps.",
 )
+SERVER_NICE: Variable[int] = Variable(
+    "VLLM_KUNLUN_SERVER_NICE",
+    "integer",
+    "0 to 19",
+    15,
+    integer(0, 19),
+    "How far the API server's thread stands behind the kernels' threads on the host target, as the command nice counts "
+    "it. It works while the engine prepares a step; 0 lets it interrupt kernels, all of which then wait.",
+)
 CACHE_DIR: Variable[Path] = Variable(
     "VLLM_KUNLUN_CACHE_DIR",
     "path",
@@ -249,6 +258,7 @@ VARIABLES: tuple[Variable[Any], ...] = (
     NUM_THREADS,
     CPU_BIND,
     SPIN_US,
+    SERVER_NICE,
     CACHE_DIR,
     EMULATOR_GENERATION,
     EMULATOR_FAULTS,

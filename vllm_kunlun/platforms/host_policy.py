@@ -9,6 +9,7 @@ from vllm_kunlun.platforms import envs, policy
 from vllm_kunlun.platforms import graph_policy as graphs
 from vllm_kunlun.targets.host import threads
 from vllm_kunlun.targets.host.profile import HOST
+from vllm_kunlun.upstream import patches
 from vllm_kunlun.worker import lifetime
 
 if TYPE_CHECKING:
@@ -68,6 +69,11 @@ def forked_processes(config: VllmConfig) -> None:
     lifetime.separate_forked_processes()
 
 
+def kernels_first(config: VllmConfig) -> None:
+    """The API server and the kernels share the machine: a kernel that is interrupted holds up all of its threads."""
+    patches.put_server_behind_kernels()
+
+
 DEFAULTS: tuple[policy.Rule, ...] = (policy.eager_torch, graphs.whole_steps, graphs.capture_sizes)
 RULES: tuple[policy.Rule, ...] = (
     policy.no_triton,
@@ -82,4 +88,5 @@ RULES: tuple[policy.Rule, ...] = (
     share_the_machine,
     cpu_profiler,
     forked_processes,
+    kernels_first,
 )

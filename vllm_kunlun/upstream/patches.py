@@ -12,7 +12,7 @@ from typing import Any
 
 from vllm_kunlun.platforms import envs
 from vllm_kunlun.platforms.machine import installed_version
-from vllm_kunlun.upstream import interruption
+from vllm_kunlun.upstream import interruption, priority
 from vllm_kunlun.upstream.ledger import Gap, Patch, apply, fill
 
 
@@ -163,7 +163,16 @@ ENGINE_OUTPUT = Patch(
     make=interruption.knowing_the_end,
 )
 
-START_PATCHES = (START_SOCKET, SERVE_COMMAND, ENGINE_OUTPUT)
+SERVE_HTTP = Patch(
+    target="vllm.entrypoints.openai.api_server:serve_http",
+    reason="there is no hook between the start of the engine and the first request",
+    distribution="vllm",
+    versions=">=0.25,<0.26",
+    test="tests/upstream/test_ledger.py::test_server_runs_behind_the_kernels",
+    make=priority.behind_the_kernels,
+)
+
+START_PATCHES = (START_SOCKET, SERVE_COMMAND, ENGINE_OUTPUT, SERVE_HTTP)
 PATCHES = (KNOWN_VARIABLES, *START_PATCHES, *HOST_PATCHES, TRITON_DRIVERS, TOKEN_BITMASK)
 
 GET_MEMORY_INFO = Gap(
@@ -191,6 +200,12 @@ def apply_start_patches() -> None:
     logging.getLogger("vllm.v1.engine.async_llm").addFilter(interruption.is_news)
     if "vllm.entrypoints.cli.serve" in sys.modules:  # it belongs to the command line, and is slow to import
         apply(SERVE_COMMAND)
+
+
+def put_server_behind_kernels() -> None:
+    """Where this process is an API server, it gives way to kernels once it serves."""
+    if "vllm.entrypoints.openai.api_server" in sys.modules:  # slow to import, and only servers have it
+        apply(SERVE_HTTP)
 
 
 def apply_host_patches() -> None:
