@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.engine.prompts import SHORT
+from tests.support.checkpoints import SMALL
 from tests.support.demo import demo_checkpoint, demo_reference
 from tests.support.emulated import EmulatedEngines, Job, Outcome
 from tests.support.reference import Reference
@@ -22,6 +23,9 @@ MODES: dict[str, dict[str, Any]] = {
 }
 TIES = {"float32": TIE, "float16": 0.02}
 """Logits of the tiny models are about 1; in half precision they are off by a few thousandths."""
+
+DEMO_TIES = {"float32": TIE, "float16": 0.1}
+"""Its logits are about 20."""
 
 Batches = Sequence[Sequence[Sequence[int]]]
 
@@ -88,6 +92,26 @@ def test_a_step_waits_for_nothing(engines: EmulatedEngines, tiny: Callable[[str]
     assert_tokens(reference, batches, outcome)
 
 
+LAYER = [
+    *("add_rmsnorm", "matmul", "split_norm_rope_neox", "reshape_and_cache", "speculative_attention"),
+    *("matmul", "add_rmsnorm", "matmul", "swiglu", "matmul"),
+]
+"""What a layer's decode launches, without the module's name."""
+
+
+def test_a_decode_step_of_qwen3_takes_ten_launches_a_layer(
+    engines: EmulatedEngines, tiny: Callable[[str], Reference], batches: Batches
+) -> None:
+    reference = tiny(QWEN3)
+    outcome = engines.run(Job(reference.checkpoint, batches[:1], flags=MODES["eager"], num_tokens=3, watched=True))
+    layers = SMALL["num_hidden_layers"]
+    embedding, first_layer = ["aten::_to_copy", "aten::index_select"], ["rmsnorm", *LAYER[1:]]
+    expected = [*first_layer, *LAYER * (layers - 1), LAYER[0]]
+    assert outcome.launches == [*embedding, *(f"kunlun_ops.{name}" for name in expected)]
+    assert outcome.syncs == []
+    assert_tokens(reference, batches[:1], outcome)
+
+
 @pytest.mark.parametrize("name", ["llama-mqa", "qwen2-qkv-bias", "mistral-sliding-window", "glm-partial-rotary"])
 def test_other_structures(
     engines: EmulatedEngines, tiny: Callable[[str], Reference], batches: Batches, name: str
@@ -97,12 +121,25 @@ def test_other_structures(
     assert_tokens(reference, batches[1:], outcome)
 
 
-def test_the_demo_model(engines: EmulatedEngines) -> None:
+@pytest.mark.parametrize(
+    ("mode", "dtype", "count"),
+    [
+        ("graphs", "float32", 5),
+        *(
+            pytest.param(mode, dtype, count, marks=pytest.mark.slow)
+            for mode in MODES
+            for dtype in DEMO_TIES
+            for count in (1, 16)
+        ),
+    ],
+)
+def test_the_demo_model(engines: EmulatedEngines, mode: str, dtype: str, count: int) -> None:
     reference = demo_reference()
-    prompts = [[reference.encode(text) for text in SHORT[:5]]]
-    outcome = engines.run(Job(demo_checkpoint(), prompts, flags={**MODES["graphs"], "kv_cache_memory_bytes": 64 << 20}))
-    assert outcome.replays > 0
-    assert_tokens(reference, prompts, outcome)
+    prompts = [[reference.encode(text) for text in SHORT[:count]]]
+    flags = {**MODES[mode], "dtype": dtype, "kv_cache_memory_bytes": 64 << 20}
+    outcome = engines.run(Job(demo_checkpoint(), prompts, flags=flags))
+    assert (outcome.replays > 0) == (mode == "graphs")
+    assert_tokens(reference, prompts, outcome, DEMO_TIES[dtype])
 
 
 @pytest.mark.slow

@@ -20,7 +20,10 @@ ANSWER_TIMEOUT_S = 240
 
 @dataclass(frozen=True)
 class Job:
-    """An engine and what it is asked. `settings` are the emulator's variables without their common beginning."""
+    """An engine and what it is asked. `settings` are the emulator's variables without their common beginning.
+
+    `guarded`: a step that waits for the device is an error. `watched`: what the last step launches is listed.
+    """
 
     checkpoint: Path
     batches: Sequence[Sequence[Sequence[int]]]
@@ -29,6 +32,7 @@ class Job:
     settings: Mapping[str, str] = field(default_factory=dict)
     sampling: Mapping[str, Any] = field(default_factory=dict)
     guarded: bool = False
+    watched: bool = False
 
 
 @dataclass
@@ -36,12 +40,15 @@ class Outcome:
     """Tokens by batch and prompt. `graphs`: captured sizes and how often any was replayed; `log`: vLLM's messages.
 
     `padding_is_finite`: whether no graph that was replayed left garbage in its output. `error`: why there is nothing.
+    `launches`, `syncs`: of the model in the last step, if watched.
     """
 
     tokens: list[list[list[int]]] = field(default_factory=list)
     graphs: list[int] = field(default_factory=list)
     replays: int = 0
     padding_is_finite: bool = True
+    launches: list[str] = field(default_factory=list)
+    syncs: list[str] = field(default_factory=list)
     log: str = ""
     error: str | None = None
 
@@ -144,6 +151,8 @@ def _run(job: Job, outcome: Outcome) -> None:
         runner = _runner(llm)
         if job.guarded:
             _guard(runner)
+        if job.watched:
+            _watch(runner, outcome)
         launches.kinds.clear()
         outcome.tokens = [generate(llm, batch, parameters) for batch in job.batches]
         outcome.replays = launches.kinds["graph"]
@@ -168,6 +177,20 @@ def _guard(runner: Any) -> None:
             return forward(*args, **kwargs)
 
     runner._model_forward = guarded
+
+
+def _watch(runner: Any, outcome: Outcome) -> None:
+    from vllm_kunlun import emulator
+
+    forward = runner._model_forward
+
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        with emulator.launches() as record:
+            result = forward(*args, **kwargs)
+        outcome.launches, outcome.syncs = record.names, record.syncs
+        return result
+
+    runner._model_forward = watched
 
 
 def _look_at_graphs(model: Any, outcome: Outcome) -> None:

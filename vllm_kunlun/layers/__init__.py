@@ -17,7 +17,8 @@ def register() -> None:
 
 
 def use_ops(model: nn.Module) -> None:
-    """Hands the unquantized linear and embedding layers of a loaded model to the op contract."""
-    from vllm_kunlun.layers import linear
+    """Hands to the op contract what a loaded model's layers do themselves: products, and heads before attention."""
+    from vllm_kunlun.layers import linear, qkv
 
     linear.use_ops(model)
+    qkv.use_ops(model)

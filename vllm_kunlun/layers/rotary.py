@@ -19,7 +19,9 @@ _CACHED = (
 )
 
 
-class _CachedRotation:
+class CachedRotation:
+    """Rotates with the op contract, from the cache that the other base class computes."""
+
     def forward_oot(
         self: RotaryEmbedding, positions: torch.Tensor, query: torch.Tensor, key: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -37,4 +39,4 @@ def register() -> None:
     """Registers one subclass per cached rotary embedding with vLLM."""
     for base in _classes():
         assert base.forward_native is RotaryEmbedding.forward_native, f"{base.__name__} rotates in its own way"
-        CustomOp.register_oot(type(f"Kunlun{base.__name__}", (_CachedRotation, base), {}), name=base.__name__)
+        CustomOp.register_oot(type(f"Kunlun{base.__name__}", (CachedRotation, base), {}), name=base.__name__)
