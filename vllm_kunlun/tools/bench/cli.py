@@ -136,4 +136,9 @@ def _shown(peer: Peer, plan: Plan) -> str:
     """The command and environment of a server as one shell line."""
     server = peer.server(plan.launch, plan.logs)
     variables = [f"{name}={shlex.quote(value)}" for name, value in server.environment.items()]
-    return " ".join([*variables, shlex.join(server.command)])
+    return shortened(" ".join([*variables, shlex.join(server.command)]))
+
+
+def shortened(command: str) -> str:
+    """A command without the paths of this machine's user and of the folder it was given in."""
+    return command.replace(f"{Path.cwd()}/", "").replace(str(Path.home()), "~")
