@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.engine.prompts import SHORT
+from tests.engine.prompts import PROMPTS
 from tests.support.checkpoints import SMALL
 from tests.support.demo import demo_checkpoint, demo_reference
 from tests.support.emulated import EmulatedEngines, Job, Outcome
@@ -135,7 +135,8 @@ def test_other_structures(
 )
 def test_the_demo_model(engines: EmulatedEngines, mode: str, dtype: str, count: int) -> None:
     reference = demo_reference()
-    prompts = [[reference.encode(text) for text in SHORT[:count]]]
+    prompts = [[reference.encode(text) for text in PROMPTS[:count]]]
+    assert len(prompts[0]) == count
     flags = {**MODES[mode], "dtype": dtype, "kv_cache_memory_bytes": 64 << 20}
     outcome = engines.run(Job(demo_checkpoint(), prompts, flags=flags))
     assert (outcome.replays > 0) == (mode == "graphs")

@@ -151,6 +151,15 @@ def test_only_the_loss_of_an_engine_that_should_run_is_reported(ordered: bool, c
     assert len(reported(patched, ordered)) == count
 
 
+def test_vllm_still_serves_at_the_priority_it_was_started_with() -> None:
+    launcher, server = (
+        importlib.import_module(f"vllm.entrypoints.{name}") for name in ("launcher", "openai.api_server")
+    )
+    sources = inspect.getsource(launcher) + inspect.getsource(server)
+    assert "serve_http(" in sources
+    assert not [word for word in ("os.nice", "setpriority", "sched_set") if word in sources]
+
+
 def test_server_runs_behind_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     async def serve_http(app: str, *, port: int) -> tuple[str, int, int]:
         return app, port, os.getpriority(os.PRIO_PROCESS, 0)

@@ -15,7 +15,6 @@ from vllm_kunlun.cli.demo_model import prepare_demo_model
 from vllm_kunlun.cli.screen import CommandError, fail, note
 from vllm_kunlun.platforms.probe import current_choice
 from vllm_kunlun.platforms.start_error import ERROR_FILE, is_echo, readable, refusal_message, shorten_start_errors
-from vllm_kunlun.worker.lifetime import separate_forked_processes
 
 DEFAULT_ADDRESS = {"--host": "127.0.0.1", "--port": "8356"}
 _USAGE_ERROR = 2  # the exit code of argparse
@@ -133,7 +132,6 @@ def _fork_processes() -> None:
     child would wait for.
     """
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "fork")
-    separate_forked_processes()
 
 
 def _explain_usage_error(command: CommandLine, error: SystemExit) -> None:

@@ -24,9 +24,13 @@ def _normalise(
 class KunlunRMSNorm(RMSNorm):
     """out = x / rms(x) * weight; with a residual, the sum is normalised and returned too."""
 
+    def is_plain(self) -> bool:
+        """Whether it is what the op computes: over the whole row, with a weight."""
+        return self.has_weight and self.variance_size_override is None
+
     def forward_oot(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> Normed:
         """x, residual: [..., hidden_size]."""
-        if self.variance_size_override is not None or not self.has_weight:
+        if not self.is_plain():
             return self.forward_native(x, residual)
         return _normalise(x, residual, self.weight, self.variance_epsilon, 0.0)
 

@@ -46,16 +46,12 @@ def _forward(layer: Any, positions: torch.Tensor, hidden_states: torch.Tensor) -
     return output
 
 
-def _is_plain(norm: nn.Module) -> bool:
-    return isinstance(norm, KunlunRMSNorm) and norm.has_weight and norm.variance_size_override is None
-
-
 def _fits(layer: nn.Module) -> bool:
     name = f"{type(layer).__module__}.{type(layer).__qualname__}".removeprefix("vllm.model_executor.models.")
     return (
         name in _NORMALISING
         and isinstance(layer.rotary_emb, CachedRotation)
-        and all(_is_plain(norm) for norm in (layer.q_norm, layer.k_norm))
+        and all(isinstance(norm, KunlunRMSNorm) and norm.is_plain() for norm in (layer.q_norm, layer.k_norm))
     )
 
 

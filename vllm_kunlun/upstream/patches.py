@@ -168,7 +168,7 @@ SERVE_HTTP = Patch(
     reason="there is no hook between the start of the engine and the first request",
     distribution="vllm",
     versions=">=0.25,<0.26",
-    test="tests/upstream/test_ledger.py::test_server_runs_behind_the_kernels",
+    test="tests/upstream/test_ledger.py::test_vllm_still_serves_at_the_priority_it_was_started_with",
     make=priority.behind_the_kernels,
 )
 

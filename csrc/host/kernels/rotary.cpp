@@ -10,7 +10,7 @@
 namespace kunlun::KUNLUN_ISA {
 namespace {
 
-constexpr int64_t kElementsPerTask = 4096;
+constexpr int64_t kElementsPerTask = 8192;
 
 // The cosines and sines of one token in float32.
 class AngleRow {

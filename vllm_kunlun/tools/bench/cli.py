@@ -21,6 +21,7 @@ from vllm_kunlun.tools.bench.peers import OURS, Launch, Peer
 from vllm_kunlun.tools.bench.selection import PEERS, select_peers
 from vllm_kunlun.tools.bench.works import START, WORKS, Work
 from vllm_kunlun.tools.demo_model import DemoModelError, ensure_demo_model
+from vllm_kunlun.tools.doctor.report import Scrubber
 
 app = typer.Typer(no_args_is_help=True, help="Measure this server, its kernels and its peers.")
 ALL_SERVERS = (OURS, *PEERS)
@@ -140,5 +141,5 @@ def _shown(peer: Peer, plan: Plan) -> str:
 
 
 def shortened(command: str) -> str:
-    """A command without the paths of this machine's user and of the folder it was given in."""
-    return command.replace(f"{Path.cwd()}/", "").replace(str(Path.home()), "~")
+    """A command without the folder it was given in, and without what names this machine and its user."""
+    return Scrubber.of_this_machine().scrub(command.replace(f"{Path.cwd()}/", ""))
